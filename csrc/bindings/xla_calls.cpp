@@ -33,6 +33,11 @@ struct ProgramArray {
 };
 using ProgramArrays = std::vector<ProgramArray>;
 
+/// Where a group has ended that a program calls.
+constexpr const char* kCure =
+    "this program was compiled with that group, its rank and size: compile it again (functions of jax.jit do so after "
+    "jax.clear_caches())";
+
 /// One place in a program where ranks communicate. Thread-safe, as the group is.
 class CompiledCall {
  public:
@@ -50,6 +55,10 @@ class CompiledCall {
       : group_(std::move(group)), fused_(group_), description_(std::move(description)) {}
   CompiledCall(const CompiledCall&) = delete;
   CompiledCall& operator=(const CompiledCall&) = delete;
+  /// The same call in another group of the same ranks. With the GIL.
+  std::shared_ptr<CompiledCall> in_group(std::shared_ptr<Communicator> group) const {
+    return std::make_shared<CompiledCall>(std::move(group), description_);
+  }
   // A thread of XLA holds a reference during a call, so the last one may be dropped there, without the GIL.
   ~CompiledCall() {
     const py::gil_scoped_acquire gil;
@@ -58,6 +67,15 @@ class CompiledCall {
 
   /// Without the GIL.
   void run(const ProgramArrays& in, const ProgramArrays& out) {
+    try {
+      run_here(in, out);
+    } catch (const NotInitializedError& error) {
+      throw NotInitializedError(str(error.what(), "; ", kCure));
+    }
+  }
+
+ private:
+  void run_here(const ProgramArrays& in, const ProgramArrays& out) {
     const UserCall call(description_.act);
     const Deadline deadline = Deadline::after(Seconds(description_.timeout));
     if (!description_.explain.is_none()) compare(in, deadline);
@@ -65,7 +83,6 @@ class CompiledCall {
     for (std::size_t i = 0; i < in.size(); ++i) run_one(in[i], out[i], deadline);
   }
 
- private:
   void compare(const ProgramArrays& in, const Deadline& deadline) {
     // FusedCollectives needs trees that agree. One short allreduce compares all leaves at once.
     std::uint64_t digest = description_.names;
@@ -120,11 +137,15 @@ class CompiledCalls {
     calls_[++last_] = call;
     return last_;
   }
+  void replace(std::int64_t number, const std::shared_ptr<CompiledCall>& call) {
+    const std::lock_guard lock(mutex_);
+    calls_[number] = call;
+  }
   std::shared_ptr<CompiledCall> at(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     const auto found = calls_.find(number);
     auto call = found == calls_.end() ? nullptr : found->second.lock();
-    if (call == nullptr) throw UnavailableError(str("this process has no compiled call ", number));
+    if (call == nullptr) throw NotInitializedError(str("a program calls a group that is gone; ", kCure));
     return call;
   }
 
@@ -241,6 +262,12 @@ struct NumberedCall {
   NumberedCall(std::shared_ptr<Communicator> group, CompiledCall::Description description)
       : call(std::make_shared<CompiledCall>(std::move(group), std::move(description))),
         number(compiled_calls().add(call)) {}
+
+  /// Programs that are compiled already call in this group of the same ranks from now on.
+  void move_to(std::shared_ptr<Communicator> group) {
+    call = call->in_group(std::move(group));
+    compiled_calls().replace(number, call);
+  }
 };
 
 }  // namespace
@@ -260,6 +287,7 @@ void bind_compiled_calls(py::module_& m) {
            "group"_a, "verb"_a, py::kw_only(), "op"_a, "factor"_a, "root"_a, "timeout"_a, "act"_a, "names"_a,
            "explain"_a)
       .def_readonly("number", &NumberedCall::number)
+      .def("move_to", &NumberedCall::move_to, "group"_a, "Call in another group of the same ranks from now on.")
       .def(
           "run",
           [](const NumberedCall& self, const std::vector<py::object>& in, const std::vector<py::object>& out) {

@@ -11,11 +11,13 @@ opt = ss.DistributedOptimizer(backend, opt)
 import importlib
 
 from samestep import launch
+from samestep._util import version
 
 # The function of this name is `notebook.launch`. The import of the package, above, sets the attribute once.
 del launch
 
-__version__ = "0.1.0"
+__version__ = version.VERSION
+del version
 
 # The module of each public name, imported at first use: the launcher and the entry points of torch and JAX need neither
 # NumPy nor the core. Type checkers read `__init__.pyi`.

@@ -6,7 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from samestep._util.commands import COMMANDS, package_version
+from samestep._util.commands import COMMANDS
+from samestep._util.version import VERSION
 
 _HELP_FLAGS = ("-h", "--help", "help")
 
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 130
     if command == "--version":
-        print(f"samestep {package_version()}")
+        print(f"samestep {VERSION}")
         return 0
     if command in _HELP_FLAGS:
         print(_usage())

@@ -93,17 +93,20 @@ class StepError(Error, RuntimeError):
 
     __module__ = "samestep"
 
+    # Of the class, because JAX makes errors of programs without this constructor.
+    rank = -1
+    """The rank that raised the exception, in the group of the block; -1 while the ranks have not met."""
+    kind = ""
+    """Name of its class."""
+    text = ""
+    """Its text."""
+    line = ""
+    """Where it was raised: "file:line, in function"."""
+    is_here = False
+    """Whether this rank raised it."""
+
     def __init__(
         self, message: str, *, rank: int = -1, kind: str = "", text: str = "", line: str = ""
     ) -> None:
         super().__init__(message)
-        self.rank = rank
-        """The rank that raised the exception, in the group of the block; -1 while the ranks have not met."""
-        self.kind = kind
-        """Name of its class."""
-        self.text = text
-        """Its text."""
-        self.line = line
-        """Where it was raised: "file:line, in function"."""
-        self.is_here = False
-        """Whether this rank raised it."""
+        self.rank, self.kind, self.text, self.line = rank, kind, text, line

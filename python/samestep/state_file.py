@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
+import re
 import secrets
 import sys
 import zipfile
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,18 +33,44 @@ def write(path: str, state: dict[str, Any]) -> None:
     about["parts"] = {name: _add(members, name, value) for name, value in state["parts"].items()}
     members[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder, name = os.path.split(os.path.abspath(path))
-    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+    _remove_left_over(folder, name)
+    file = _begin(folder, name)
     try:
-        with open(unfinished, "xb") as file:
+        with file:
             np.savez(file, **members)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
+            os.replace(file.name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(unfinished)
+            os.unlink(file.name)
         raise
     _sync_folder(folder)
+
+
+def _begin(folder: str, name: str) -> BinaryIO:
+    """A new file beside the one called `name`, locked as long as this process writes it."""
+    while True:
+        file = open(os.path.join(folder, f".{name}.{secrets.token_hex(8)}"), "xb")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody takes it for one that is left over
+            file.close()
+            continue
+        except OSError:  # this file system has no locks, so nobody removes it
+            return file
+        if os.path.exists(file.name):  # not removed before it was locked
+            return file
+        file.close()
+
+
+def _remove_left_over(folder: str, name: str) -> None:
+    """Remove what writers of this file have left that were killed: the kernel has ended their locks."""
+    ours = re.compile(re.escape(f".{name}.") + "[0-9a-f]{16}")
+    for left in filter(ours.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError), open(os.path.join(folder, left), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(file.name)
 
 
 def read(path: str, parts: dict[str, Any]) -> dict[str, Any]:

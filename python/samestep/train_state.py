@@ -28,6 +28,7 @@ __all__ = ["Step", "TrainState"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _STOPPED = 128 + signal.SIGTERM  # exit code: launchers and clusters start what ends so again
+_CALL = 1 << 40  # calls between steps count more than steps, of which `restore` may go back some
 _MOST_IN_VAIN = 5  # times that the same ranks meet again without having finished a step
 
 
@@ -123,6 +124,12 @@ class TrainState:
         self._in_vain = 0
         self._has_begun = False
         """Whether the ranks have one state, rather than each its own."""
+        self._n_made = self._n_passed = 0
+        """Calls of `save` and `restore` that this rank has come to, and those that one rank at least has finished."""
+        self._has_stepped = self._is_behind = False
+        """Whether this rank has come to a step; and whether the others had when it was taken in, and it has not."""
+        self._is_joined = False
+        """Newcomers are to be taken in before the next step, where all have the same calls before them."""
         self._asked_to_stop = self._stops = self._changed_in_place = False
         self._begin()
         self._hear_signals()
@@ -207,7 +214,7 @@ class TrainState:
         Raises:
           UnavailableError: on all ranks, if the file cannot be written.
         """
-        self._save(path, last=False)
+        self._between(lambda: self._save(path))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file that `save` has written, on any number of ranks; rank 0 reads it. Collective.
@@ -215,29 +222,49 @@ class TrainState:
         Raises:
           UnavailableError: on all ranks, if the file cannot be read, or is of another program.
         """
+        self._between(lambda: self._restore(path))
+
+    def _restore(self, path: str | os.PathLike[str]) -> None:
         problem = self._read(os.fspath(path)) if self._backend.rank == 0 else ""
         problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
             raise UnavailableError(f"TrainState.restore: {problem}")
         self._take(root=0)
 
-    def _save(self, path: str | os.PathLike[str], *, last: bool) -> None:
-        """See `save`. `last`: all ranks stop here, and end only when all know it."""
-        while True:
+    def _between(self, call: Callable[[], None]) -> None:
+        """Make a collective call between steps; if a rank is lost in it, again with those that are left.
+
+        Those may have finished it already, and be in a step. Then this rank has got their state, and is done. So is
+        one that was taken in later and makes the calls that they have made before their steps.
+        """
+        if self._is_behind:
+            return
+        self._n_made += 1
+        while self._n_made > self._n_passed:
             try:
-                problem = self._backend._bcast_facts(self._write(path), str, 0)
-                if last:
-                    self._backend.barrier()
-                break
+                call()
+                self._n_passed = self._n_made
             except Exception as error:
                 if not self._outlives(error):
                     raise
                 self._regroup(clean=True)
-                if not last:  # ranks that had the answer have gone on
-                    problem = self._write(path)
-                    break
+
+    def _save(self, path: str | os.PathLike[str]) -> None:
+        problem = self._backend._bcast_facts(self._write(path), str, 0)
         if problem:
             raise UnavailableError(f"TrainState.save: {problem}")
+
+    def _save_and_stop(self, path: str) -> None:
+        """All ranks stop here, and end only when all know it."""
+        while True:
+            try:
+                self._save(path)
+                self._backend.barrier()
+                return
+            except Exception as error:
+                if not self._outlives(error):
+                    raise
+                self._regroup(clean=True, admits=True)
 
     def _write(self, path: str | os.PathLike[str]) -> str:
         """Write a file, if this is rank 0; what went wrong, "" if nothing did."""
@@ -292,11 +319,15 @@ class TrainState:
             step = self._next(epochs, steps)
             if step is None:
                 return
+            if self._is_joined:
+                self._regroup(clean=True, admits=True)
+                continue
+            self._has_stepped, self._is_behind = True, False
             yield step
             if not step._entered:
                 raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
         assert self._path is not None
-        self._save(self._path, last=True)
+        self._save_and_stop(self._path)
         if self._listens:
             for signum in _SIGNALS:  # another one would end the process with another code
                 signal.signal(signum, signal.SIG_IGN)
@@ -354,7 +385,7 @@ class TrainState:
         if here is not None:
             here.let_others_in()
             if here.is_newcomer:
-                self._regroup(clean=True)
+                self._regroup(clean=True, admits=True)
                 return
         try:
             self._begin_from_rank_0()
@@ -362,27 +393,33 @@ class TrainState:
         except Exception as error:
             if not self._outlives(error):
                 raise
-            self._regroup(clean=True)
+            self._regroup(clean=True, admits=True)
         self._has_begun = True
 
     def _begin_from_rank_0(self) -> None:
         """Take the state of the file, or else that which rank 0 was made with. Collective."""
         path = self._path
         if path is not None and self._backend.any(self._backend.rank == 0 and os.path.exists(path)):
-            self.restore(path)
+            self._restore(path)
         else:
             self._take(root=0)
 
-    def _regroup(self, *, clean: bool) -> None:
-        """Go on with the ranks that there are, from the state of the one that has finished most steps."""
+    def _regroup(self, *, clean: bool, admits: bool = False) -> None:
+        """Go on with the ranks that there are, from the state of the one that has finished most steps.
+
+        Args:
+          clean, admits: as in `Post`. A newcomer comes out of the constructor, so it is admitted by ranks that are in
+            it, too, or before a step: what the program calls behind a step is not before it.
+        """
         here = member()
         assert here is not None
+        self._is_joined = False
         while True:
             before = here.record.members
             try:
                 assert self._backend._regroup is not None
-                step = self.step if self._has_begun else -1
-                self._backend._regroup(step=step, clean=clean, admits=True)
+                place = self._n_passed * _CALL + self.step if self._has_begun else -1
+                self._backend._regroup(step=place, clean=clean, admits=admits)
                 if here.record.root < 0:
                     raise UnavailableError(
                         f"TrainState: step {self.step + 1} cannot be repeated: all ranks that are left may have "
@@ -420,9 +457,12 @@ class TrainState:
     def _take(self, root: int) -> None:
         """Take the state of rank `root`. Collective."""
         here = self._backend.rank == root
-        state = self._backend.bcast_object(self.state_dict() if here else None, root)
+        given = (self.state_dict(), self._n_passed, self._has_stepped) if here else None
+        state, self._n_passed, have_stepped = self._backend.bcast_object(given, root)
         if not here:
             self.load_state_dict(state)
+        if not self._has_begun:
+            self._n_made, self._is_behind = self._n_passed, have_stepped
 
 
 class _Listener:

@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep.data.steps import Shard
 from samestep.errors import MismatchError
+from samestep.group import compiled
 from samestep.step.audit import Audited, Differs, with_another
 from samestep.step.together import Together
 from samestep.world.member import is_loss, member
@@ -51,6 +52,16 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None:
+            try:
+                compiled.await_programs()
+            except BaseException as late:  # of the body, which had not ended
+                if not self._exit(late):
+                    raise
+                return True
+        return self._exit(error)
+
+    def _exit(self, error: BaseException | None) -> bool:
         state, here = self._state, member()
         if here is not None and state._backend.rank == 0 and here.are_called():
             self._block.says = _JOIN
@@ -62,14 +73,14 @@ class Step:
             if state._audited_again is not None:
                 self._block.drop()  # as all ranks do
                 return True
-            kind, error = MismatchError, MismatchError(str(error))
+            error = MismatchError(str(error))
         if error is not None and here is not None and is_loss(error):
             state._audited_again = None
             self._block.drop()
             state._regroup(clean=self._set_back())
             return True
         try:
-            self._block.__exit__(kind, error, trace)
+            self._block._exit(error)
         except Exception as raised:
             if error is not None or not state._outlives(raised):
                 self._set_back()
@@ -83,7 +94,7 @@ class Step:
             if self._block.hears == _STOP:
                 state._stops = True
             elif self._block.hears == _JOIN:
-                state._regroup(clean=True)
+                state._is_joined = True
         else:
             self._set_back()
         return False

@@ -86,6 +86,18 @@ def test_a_compiled_verb_is_named_once(group):
     assert "in it" not in str(caught.value)
 
 
+def test_a_program_of_a_group_that_has_ended_says_what_to_do(group):
+    part = group.split(0)
+    step = jax.jit(part.allreduce)
+    np.testing.assert_array_equal(step(jnp.ones(2)), [2.0, 2.0])
+    part.close()
+    with pytest.raises(
+        ss.NotInitializedError, match=r"is closed.*compile it again \(functions of jax.jit do so"
+    ):
+        jax.block_until_ready(step(jnp.ones(2)))
+    assert group.allreduce(1) == 2
+
+
 def test_an_error_without_its_form_keeps_its_text(group, monkeypatch):
     """As where a process ends and modules are gone: what Python raises there must not reach XLA's threads."""
     step = jax.jit(group.allreduce)
@@ -99,7 +111,7 @@ def test_an_error_without_its_form_keeps_its_text(group, monkeypatch):
         jax.block_until_ready(step(jnp.ones(length_of(group, False))))
     assert not isinstance(caught.value, ss.Error)
     assert "not about the call" not in str(caught.value)
-    jax_errors._forget_failed_program()  # else JAX makes later programs wait for the one that failed
+    jax_errors.forget_failed_program()  # else JAX makes later programs wait for the one that failed
     assert group.allreduce(1) == 2
 
 

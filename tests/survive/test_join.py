@@ -170,6 +170,18 @@ def test_a_stranger_is_refused_and_told_why_at_both_ends(launch, tmp_path):
     assert job.result() == [*undisturbed(tmp_path), "2"]
 
 
+def test_ranks_of_another_version_do_not_join(launch, tmp_path):
+    words = program("survive/train", "grows", str(tmp_path), 2)
+    job = launch(words, n=1)
+    launch(words, joins=job, n=1, env={**SECRET, "OTHER_VERSION": "9.9"})
+    job.await_err(
+        "MismatchError: initialize: this rank was started later and runs samestep 9.9, but the others run"
+    )
+    launch(words, joins=job, n=1)
+    assert job.result() == [*undisturbed(tmp_path), "2"]
+    assert {path.name for path in tmp_path.glob("rank *")} == {"rank 0.0", "rank 2.1"}
+
+
 def test_a_port_that_is_taken(tmp_path):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

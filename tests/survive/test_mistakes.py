@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import signal
 import subprocess
 
@@ -93,6 +94,24 @@ def test_a_newcomer_does_not_wait_for_ever(tmp_path):
     assert "they have not within 1 s, the timeout of initialize" in err
 
 
+def test_a_newcomer_of_another_version_is_refused_before_the_others_meet_it(tmp_path):
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("has_another_version", "1.1", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[4.0, 4.0]] * 2]), err
+    assert (
+        "MismatchError: initialize: this rank was started later and runs samestep 9.9, but the others run "
+        f"{ss.__version__}: install that version"
+    ) in err
+
+
+@pytest.mark.parametrize("words", [(), ("--min-ranks", "1")])
+def test_ranks_of_several_versions_are_refused_at_the_start(words, tmp_path):
+    code, found, err = run("has_another_version", "2.0", str(tmp_path), n=3, words=words)
+    assert (code, found) == (1, [])
+    text = f"MismatchError: all ranks need the same version of samestep, but have {ss.__version__} on ranks 0-1, 9.9"
+    assert len(re.findall(f"^samestep.{re.escape(text)} on rank 2$", err, re.M)) == 3
+
+
 def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch, tmp_path):
     monkeypatch.setenv("SAMESTEP_NATIVE_TRANSPORT", "tcp")
     words = ["--min-ranks", "1", "--max-restarts", "1"]
@@ -113,6 +132,35 @@ def test_a_rank_is_lost_in_save(tmp_path):
     assert run("loses_the_writer", path, n=3)[:2] == (0, [[[6.0, 6.0], 6, 2]])
     state = ss.TrainState(ss.initialize(), w=np.zeros(2), save=path)
     assert (state.step, state.w.tolist()) == (6, [6.0, 6.0])
+
+
+@pytest.mark.parametrize("call", ["save", "restore"])
+@pytest.mark.parametrize(
+    "how", ["passed", *(pytest.param(h, marks=pytest.mark.slow) for h in ("file", "before"))]
+)
+def test_a_rank_is_lost_in_a_call_between_steps(tmp_path, call, how):
+    path = str(tmp_path / "state.npz")
+    if call == "restore":
+        state = ss.TrainState(ss.initialize(), w=np.full(2, 10.0))
+        state.load_state_dict({**state.state_dict(), "step": 2})
+        state.save(path)
+    w = 6.0 if call == "save" else 14.0
+    code, found, err = run("is_lost_between_steps", call, how, path, n=3)
+    assert (code, found) == (0, [[[[w, w], 6]] * 2]), err
+    state = ss.TrainState(ss.initialize(), w=np.zeros(2), save=path)
+    assert (state.step, state.w[0]) == ((4, 4.0) if call == "save" else (2, 10.0))
+
+
+@pytest.mark.parametrize(
+    "call", ["restore", *(pytest.param(c, marks=pytest.mark.slow) for c in ("save", "allreduce"))]
+)
+def test_a_newcomer_makes_the_calls_that_the_others_make(tmp_path, call):
+    path = str(tmp_path / "state.npz")
+    state = ss.TrainState(ss.initialize(), w=np.full(2, 10.0))
+    state.load_state_dict({**state.state_dict(), "step": 10})
+    state.save(path)
+    code, found, err = run("comes_back", path, call, n=3, words=["--min-ranks", "1", "--max-restarts", "1"])
+    assert (code, found) == (0, [[[40.0, 40.0], 40, [2, 3]]]), err
 
 
 def test_signals_do_what_they_did_when_the_state_is_gone(tmp_path):

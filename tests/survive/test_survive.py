@@ -139,6 +139,24 @@ def test_libraries(undisturbed, library, planned):
     assert result(done)[:2] == undisturbed(library)
 
 
+@pytest.mark.parametrize(
+    "verb", ["allreduce", *(pytest.param(v, marks=slow) for v in ("allgather", "tree", "gradient"))]
+)
+def test_programs_with_collectives_are_compiled_anew(undisturbed, verb):
+    pytest.importorskip("jax")
+    done = run("compiled", ["1.0@3:begin", "0.0@7:updated"], verb, words=elastic())
+    assert result(done) == [*undisturbed("compiled", verb), "2"]
+
+
+@slow
+@pytest.mark.parametrize("verb", ["allreduce", "allgather", "gradient"])
+def test_programs_with_collectives_and_a_newcomer(undisturbed, verb, tmp_path):
+    pytest.importorskip("jax")
+    done = run("compiled", ["1.0@3:begin"], verb, str(tmp_path), n=3, words=elastic(1, 1))
+    assert result(done)[:2] == undisturbed("compiled", verb)
+    assert [line for line in done[1].splitlines() if line == "ranks 3"] == ["ranks 3"] * 6
+
+
 def test_arrays_changed_in_place(undisturbed):
     done = run("in_place", ["0.0@3:updated"], n=3, words=elastic())
     assert result(done) == [*undisturbed("in_place"), "2"]

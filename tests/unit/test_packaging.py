@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import samestep as ss
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "pyproject.toml"
@@ -20,6 +21,7 @@ def one(pattern, text):
 @pytest.mark.skipif(not RECIPE.is_file(), reason="the recipe is not part of this tree")
 def test_the_recipe_of_conda_agrees():
     project, recipe = PROJECT.read_text(), RECIPE.read_text()
+    assert ss.__version__ == one(r'^version = "(.*)"$', project)
     assert one(r'^  version: "(.*)"$', recipe) == one(r'^version = "(.*)"$', project)
     assert one(r"^  summary: (.*)$", recipe) == one(r'^description = "(.*)"$', project)
     needed = re.findall(r'"([^"]+)"', one(r"^dependencies = \[(.*)\]$", project))

@@ -1,6 +1,11 @@
 """Files of a training state: what is written comes back with its bits, whole or not at all."""
 
+import errno
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,6 +89,75 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["state.npz"]
     with pytest.raises(OSError, match="No such file"):
         state_file.write(str(tmp_path / "missing" / "state.npz"), state(p=np.ones(1)))
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from samestep import state_file
+
+sys.addaudithook(lambda event, args: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
+state_file.write(sys.argv[1], {"step": 1, "sampler": None, "parts": {"w": np.ones(2)}})
+"""
+
+
+def leave(path):
+    """What a writer leaves that is killed."""
+    known = set(os.listdir(path.parent))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(os.listdir(path.parent)) - known
+    return left
+
+
+def test_what_a_killed_writer_has_left_is_removed(tmp_path):
+    left, other = leave(tmp_path / "state.npz"), leave(tmp_path / "state.npz.best")
+    own = {other, ".state.npz.0123456789abcdef0", ".state.npz.mine", ".state.npz"}
+    for name in own - {other}:
+        (tmp_path / name).touch()
+    state_file.write(str(tmp_path / "state.npz"), state(w=np.ones(2)))
+    assert set(os.listdir(tmp_path)) == {*own, "state.npz"}
+    assert left not in own
+
+
+def test_two_write_one_file(monkeypatch, tmp_path):
+    """The second one sees the first at each moment of its work, and removes nothing of it."""
+    path, savez, n_open = str(tmp_path / "state.npz"), np.savez, []
+
+    def save(file, **members):
+        n_open.append(len(os.listdir(tmp_path)))
+        if len(n_open) == 1:
+            savez(file, **members)
+            state_file.write(path, state(w=np.full(2, 2.0)))
+        else:
+            savez(file, **members)
+
+    monkeypatch.setattr(np, "savez", save)
+    state_file.write(path, state(w=np.full(2, 1.0)))
+    assert n_open == [1, 2]
+    assert os.listdir(tmp_path) == ["state.npz"]
+    assert state_file.read(path, {"w": np.zeros(2)})["parts"]["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["is removed", "is being removed", "cannot be locked"])
+def test_a_file_that_is_not_locked_yet(monkeypatch, tmp_path, how):
+    """Another writer takes it for one that is left over; or there are no locks."""
+    flock, n_calls, path = fcntl.flock, [], str(tmp_path / "state.npz")
+
+    def lock(file, flags):
+        n_calls.append(file.name)
+        if how == "cannot be locked":
+            raise OSError(errno.ENOLCK, "no locks")
+        if len(n_calls) == 1:
+            os.unlink(file.name)
+            if how == "is being removed":
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked")
+        flock(file, flags)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    state_file.write(path, state(w=np.ones(2)))
+    assert len(set(n_calls)) == (1 if how == "cannot be locked" else 2)
+    assert os.listdir(tmp_path) == ["state.npz"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The commands of `samestep`, and the version that is installed."""
+"""The commands of `samestep`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,3 @@ COMMANDS = {
     "same": ("samestep.testing.compare_bits", "compare the bits of a program on several numbers of ranks"),
 }
 """Command -> module with `main(arguments) -> exit code` and `parser`, and what it does."""
-
-
-def package_version() -> str:
-    """The installed version, or "not installed" where the package is only in the path."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("samestep")
-    except PackageNotFoundError:
-        return "not installed"

@@ -15,6 +15,7 @@ from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import Op, resolve
 
 Group = Any  # samestep.group.group.Group, which cannot be imported here: its bases use this module
+_MADE_BY = "samestep.group.jax_primitive"  # is loaded where a program has collectives
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -81,6 +82,19 @@ def call_function(
 
     _refuse_parallel_devices(act)
     return jax_primitive.bind_function(act, function, leaves, shapes)
+
+
+def await_programs() -> None:
+    """Wait for compiled programs that run in the background, and raise what their collectives raise."""
+    if _MADE_BY in sys.modules:
+        sys.modules["jax"].effects_barrier()
+
+
+def forget_programs() -> None:
+    """Let JAX compile all functions anew: their programs hold the rank and size that this process had."""
+    if _MADE_BY in sys.modules:
+        sys.modules["samestep.group.jax_errors"].forget_failed_program()
+        sys.modules["jax"].clear_caches()
 
 
 def traceable(method: _Method) -> _Method:

@@ -18,7 +18,7 @@ from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
-from samestep.group import hosts, other_names
+from samestep.group import compiled, hosts, other_names
 from samestep.group.objects import MessageMethods
 from samestep.group.variable_length import VariableLengthMethods
 from samestep.group.work import Work
@@ -246,6 +246,8 @@ class Group(MessageMethods, VariableLengthMethods):
         self._comm = comm
         self._replaced += 1
         self._cache.pop("fused", None)
+        for call in self._cache.get("compiled calls", ()):
+            call.move_to(comm)
 
     def _become(self: _Self, new: _Self) -> None:
         """Take the place of `new`, a group of the ranks that are left after a loss; this one has been abandoned."""
@@ -255,6 +257,7 @@ class Group(MessageMethods, VariableLengthMethods):
         self._comm = new._comm  # not in there, but where the core finds it
         if modules is not None:
             self._cache["modules"] = modules
+        compiled.forget_programs()
         for follower, changed in list(self._changed.items()):
             changed(follower, self)
 

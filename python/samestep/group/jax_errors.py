@@ -70,7 +70,7 @@ def install() -> None:
         found = _PATTERN.search(args[0]) if cls is base and args and isinstance(args[0], str) else None
         if found is None:
             return usual(cls, *args)  # type: ignore[no-any-return]
-        _forget_failed_program()
+        forget_failed_program()
         kind = _class_for(found[1], base)
         return kind.__new__(kind)  # type: ignore[no-any-return]
 
@@ -99,7 +99,7 @@ def _class_for(name: str, base: Any) -> Any:
     return type(kind.__name__, (kind, base), members)
 
 
-def _forget_failed_program() -> None:
+def forget_failed_program() -> None:
     """Let later programs run: JAX would make each wait for the one before, and fail with its error."""
     with contextlib.suppress(ImportError, AttributeError):  # an internal name of JAX
         from jax._src import dispatch

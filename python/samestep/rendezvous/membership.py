@@ -6,7 +6,8 @@ records, each number once, so all ranks read the same ones; it knows which proce
 epoch says so by a post, and waits for the next record.
 
 Keys: `post UID`, `record K`, `call K` (ranks of epoch K should end their epoch after a step), `admitted UID` (the
-number of a newcomer's first record), and `trains` (newcomers will be admitted, so lost ranks may be started again).
+number of a newcomer's first record), and `trains` (newcomers will be admitted, so lost ranks may be started again; its
+value is the members' version of samestep, which newcomers need to have).
 """
 
 from __future__ import annotations

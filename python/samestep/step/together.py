@@ -24,7 +24,7 @@ from samestep._util.deadline import Deadline
 from samestep._util.json_layout import Many
 from samestep._util.text import ranks_text
 from samestep.errors import Error, MismatchError, StepError, TimeoutError
-from samestep.group import json_exchange
+from samestep.group import compiled, json_exchange
 from samestep.reduce_ops import resolve
 
 if TYPE_CHECKING:
@@ -130,6 +130,15 @@ class Together(Generic[_Group]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            try:
+                compiled.await_programs()
+            except BaseException as late:  # of the body, which had not ended
+                self._exit(late)
+                raise
+        self._exit(error)
+
+    def _exit(self, error: BaseException | None) -> None:
         _blocks.open.remove(self)
         try:
             self._end(error)

@@ -1,4 +1,4 @@
-"""Environment variables that must be the same on all ranks, and the comparison between the ranks.
+"""The version of samestep and the environment variables that must be the same on all ranks, and their comparison.
 
 A difference would make ranks wait for ever for messages that nobody sends, or put bytes where they do not belong.
 """
@@ -9,22 +9,26 @@ import os
 from collections.abc import Mapping, Sequence
 
 from samestep._settings import SETTINGS, get, parse
+from samestep._util import version
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 
+_VERSION = "version"
+
 
 def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What this rank was given, for `require_equal`; right or wrong.
+    """What this rank is and was given, for `require_equal`; right or wrong.
 
     Example:
-      >>> local_settings({"SAMESTEP_ALGORITHM": "ring", "HOME": "/root"})
-      {'SAMESTEP_ALGORITHM': 'ring'}
+      >>> sorted(local_settings({"SAMESTEP_ALGORITHM": "ring", "HOME": "/root"}))
+      ['SAMESTEP_ALGORITHM', 'version']
     """
-    return {
+    given = {
         name: text
         for name, setting in SETTINGS.items()
         if setting.must_agree and (text := get(name, env)) is not None
     }
+    return {_VERSION: version.VERSION} | given
 
 
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
@@ -36,13 +40,21 @@ def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> d
 
     Raises:
       InvalidArgumentError: a rank was given what means nothing.
-      MismatchError: ranks were given different things; names them.
+      MismatchError: ranks run different versions of samestep, or were given different things; names them.
 
     Example:
       >>> require_equal([{"SAMESTEP_ALGORITHM": "two_shot"}] * 2, ["SAMESTEP_ALGORITHM", "SAMESTEP_SEGMENT_BYTES"])
       {'SAMESTEP_ALGORITHM': 'two_shot', 'SAMESTEP_SEGMENT_BYTES': ''}
     """
+    _require_one_version([given.get(_VERSION, "unknown") for given in table])
     return {name: _equal(name, [given.get(name) for given in table]) for name in names}
+
+
+def _require_one_version(versions: Sequence[str]) -> None:
+    ranks = {version: [i for i, one in enumerate(versions) if one == version] for version in versions}
+    if len(ranks) > 1:
+        found = ", ".join(f"{version} on {ranks_text(which)}" for version, which in ranks.items())
+        raise MismatchError(f"all ranks need the same version of samestep, but have {found}")
 
 
 def _equal(name: str, given: Sequence[str | None]) -> str:

@@ -8,7 +8,8 @@ import os
 import time
 
 from samestep import _settings
-from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
+from samestep._util import version
+from samestep.errors import Error, MismatchError, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous.membership import PLACE, Post, Record
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.store import PrefixStore
@@ -28,6 +29,10 @@ class Member:
     Args:
       address: of the store, as host:port.
       uid: of this process.
+
+    Raises:
+      MismatchError: the others run another version of samestep than this process, which was started later.
+      UnavailableError: the launcher has ended, or cannot be reached.
     """
 
     def __init__(self, address: str, uid: str) -> None:
@@ -43,6 +48,8 @@ class Member:
             self.record = self.record._replace(epoch=-1)
         self._store = TCPStore(host, int(port), timeout=_ANSWER_S)
         self._keys = PrefixStore(PLACE, self._store)
+        if self.is_restarted:
+            self._require_same_version()
         self.has_state = False
         """Whether this program has a `TrainState`."""
         self.n_attempts = 0
@@ -60,7 +67,19 @@ class Member:
 
     def let_others_in(self) -> None:
         """Tell the launcher that this program gives its state to newcomers."""
-        self._keys.set("trains", "1")
+        self._keys.set("trains", version.VERSION)
+
+    def _require_same_version(self) -> None:
+        """Before this process posts anything, which the launcher and the others might misread."""
+        try:
+            theirs = self._keys.get("trains").decode(errors="replace")
+        except (PeerLostError, TimeoutError) as error:
+            raise _without_launcher(error) from error
+        if theirs != version.VERSION:
+            raise MismatchError(
+                f"initialize: this rank was started later and runs samestep {version.VERSION}, but the others "
+                f"run {theirs}: install that version where it is started"
+            )
 
     def are_called(self) -> bool:
         """Whether newcomers wait, as far as this process has looked: it asks the launcher four times a second.

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import samestep as ss
+from samestep._util import version
 from samestep.rendezvous import mesh
 
 UID = os.environ.get("SAMESTEP_UID", "")
@@ -162,26 +163,111 @@ def loses_the_writer(path):
     result(state.w.tolist(), state.step, backend.size)
 
 
+def is_lost_between_steps(call, how, path):
+    """Rank 0 or 1 dies in `save` or `restore`; "passed": as rank 1 is in the next step, and rank 2 is not."""
+    backend, made = ss.initialize(timeout=20.0), []
+    pids, bcast = backend.allgather_object(os.getpid()), type(backend)._bcast_facts
+
+    def passed_by_rank_1(group, *args):
+        found = bcast(group, *args)
+        if made == [call] and how == "passed":
+            made.append("once")
+            die("0.0")
+            if UID == "2.0":
+                while os.path.exists(f"/proc/{pids[0]}"):
+                    time.sleep(0.01)
+                raise ss.PeerLostError("as if nothing had come")
+        return found
+
+    def opened(event, args):
+        if event == "open" and made and os.path.basename(path) in str(args[0]) and how == "file":
+            die("0.0")
+
+    type(backend)._bcast_facts = passed_by_rank_1
+    sys.addaudithook(opened)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=6):
+        with step:
+            state.w = state.w + backend.allreduce(1.0, "max")
+        if state.step == 4 and not made:
+            made.append(call)
+            if how == "before":
+                die("1.0")
+            getattr(state, call)(path)
+    result(*backend.allgather_object([state.w.tolist(), state.step]))
+
+
+def comes_back(path, call):
+    """Rank 1 is started again, in a program with collective calls before its loop and behind each step."""
+    backend, back = ss.initialize(timeout=20.0), f"{path}.back"
+    if UID == "1.1":
+        open(back, "w").close()
+    state = ss.TrainState(backend, w=np.zeros(2))
+    if call == "restore":
+        state.restore(path)
+    sizes = []
+    for step in state.steps(steps=40):
+        with step:
+            if state.step == 12:
+                die("1.0")
+            while backend.rank == 0 and state.step == 15 and not os.path.exists(back):
+                time.sleep(0.01)
+            time.sleep(0.02)
+            state.w = state.w + backend.allreduce(1.0, "max")
+        if call == "save":
+            state.save(path)
+        elif call == "allreduce":
+            with contextlib.suppress(ss.PeerLostError):
+                backend.allreduce(1.0)
+        sizes.append(backend.size)
+    result(state.w.tolist(), state.step, sorted(set(sizes)))
+
+
+def tell_pid(folder):
+    """For `await_its_end`, before a rank that was started again can end."""
+    with open(os.path.join(folder, "begun"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+
+
+def await_its_end(folder):
+    died = os.path.join(folder, "died")
+    while not os.path.exists(died):
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
+            if not os.path.exists(f"/proc/{file.read()}"):
+                open(died, "w").close()
+        time.sleep(0.01)
+
+
 def waits_in_vain(folder):
     """Rank 1 is started again, while the others are in a step that is longer than it may wait."""
     backend = ss.initialize(timeout=1.0 if UID == "1.1" else 20.0)
-    died = os.path.join(folder, "died")
     if UID == "1.1":
-        with open(os.path.join(folder, "begun"), "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+        tell_pid(folder)
     state = ss.TrainState(backend, w=np.zeros(2))
     for step in state.steps(steps=4):
         with step:
             if state.step == 2:
                 die("1.0")
-                while not os.path.exists(died):
-                    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
-                        if not os.path.exists(f"/proc/{file.read()}"):
-                            open(died, "w").close()
-                    time.sleep(0.01)
+                await_its_end(folder)
             backend.barrier()
             state.w = state.w + 1
+    result(*backend.allgather_object(state.w.tolist()))
+
+
+def has_another_version(uid, folder):
+    if uid == (UID or f"{os.environ['RANK']}.0"):
+        version.VERSION = "9.9"
+    if UID == "1.1":
+        tell_pid(folder)
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if state.step == 2:
+                die("1.0")
+                await_its_end(folder)
+            state.w = state.w + backend.allreduce(1.0, "max")
     result(*backend.allgather_object(state.w.tolist()))
 
 

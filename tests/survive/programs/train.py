@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import samestep as ss
+from samestep._util import version
 
 N_ITEMS, N_FEATURES, EPOCHS = 200, 6, 2
 UID = os.environ.get("SAMESTEP_UID", "")
@@ -76,6 +77,7 @@ def numpy(planned=(), shards=8, timeout=20.0, pause=0.0):
 def grows(folder, n_at_end=1, waits=False, fails=False):
     """Rank 0 waits in step 4 for those that are to join, and in step 11 for the test; they know by files."""
     (x, y), folder = data(), Path(folder)
+    version.VERSION = os.environ.get("OTHER_VERSION", version.VERSION)
     backend = ss.initialize(timeout=60.0)
     sampler, total = sampler_and_total(backend, 8)
     (folder / f"rank {UID}").write_text(str(os.getpid()))
@@ -191,6 +193,38 @@ def jax(planned=(), shards=8):
             state.params = optax.apply_updates(state.params, updates)
             deaths.at(state.step + 1, "updated")
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
+
+
+def compiled(planned=(), verb="allreduce", folder=None):
+    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again."""
+    import jax
+    import jax.numpy as jnp
+
+    deaths, x = Deaths(planned), np.arange(N_ITEMS * 3.0, dtype=np.float32).reshape(-1, 3) % 7
+    backend = ss.initialize(timeout=60.0 if folder else 20.0)
+    sampler, _ = sampler_and_total(backend, 8)
+    totals = {
+        "allreduce": backend.allreduce,
+        "allgather": lambda mine: backend.allgather(mine).sum(0),
+        "tree": lambda mine: backend.allreduce_tree({"mine": mine})["mine"],
+        "gradient": lambda all_: jax.grad(lambda x: backend.allreduce(x * all_, "avg").sum())(jnp.ones(3)),
+    }
+    update = jax.jit(lambda w, mine: 0.5 * w + totals[verb](mine))
+    update(jnp.zeros(3), jnp.ones(3))  # with the ranks of that time: a newcomer has none but itself
+    if folder and UID[-1] != "0":
+        (Path(folder) / "back").touch()
+    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler)
+    state.on_change(lambda world: print("ranks", world.size, flush=True))
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            if folder and backend.rank == 0 and state.step == 7:
+                await_that((Path(folder) / "back").exists)
+            time.sleep(0.3 if folder and state.step > 7 and backend.size < 3 else 0.0)
+            mine = sum((x[shard.items].sum(0) for shard in step), start=np.zeros(3, np.float32))
+            state.w = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            deaths.at(state.step + 1, "updated")
+    report(state, np.asarray(state.w))
 
 
 def shrink(planned=()):

@@ -1,0 +1,3 @@
+"""The version of this code."""
+
+VERSION = "0.1.0"
