@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from samestep import _core
+from samestep._core import ArrayInfo
 from samestep._util.dtypes import numpy_dtype
 from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
 from samestep.arrays.libraries import from_host
@@ -139,6 +140,19 @@ def to_library(library: str, received: Any, place: Any = None) -> Any:
         place = jax.sharding.NamedSharding(place.mesh, replicated, memory_kind=place.memory_kind)
     array = received.array if library == "jax gpu" else received
     return array if library == "jax gpu" and place is None else jax.device_put(array, place)
+
+
+def targets(xs: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
+    """Where results for arrays go: the arrays, or new ones for those that cannot be written."""
+    return [x if known.writable else new_like(x) for x, known in zip(xs, infos, strict=True)]
+
+
+def delivered(xs: Sequence[Any], infos: Sequence[ArrayInfo], written: Sequence[Any]) -> list[Any]:
+    """The results, once `targets` have been written behind the back of their libraries."""
+    for target in written:
+        _core.bump_version(target)
+    parts = zip(xs, infos, written, strict=True)
+    return [target if known.writable else to_library_of(x, target) for x, known, target in parts]
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
