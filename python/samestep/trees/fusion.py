@@ -221,7 +221,9 @@ class _Leaves(NamedTuple):
 
     def communicate(self) -> list[Any]:
         many = _for_nccl(self.backend, self.infos, self.how.takes)
-        messages = _plan_without(many, self.infos, mix_dtypes=self.how.mix_dtypes)
+        left = sorted(set(range(len(self.infos))).difference(*many))
+        plan = plan_messages([self.infos[i] for i in left], mix_dtypes=self.how.mix_dtypes)
+        messages = [[left[j] for j in message] for message in plan]
         of_host = ((self.alone if len(m) == 1 else self.together)(m) for m in messages)
         _run(itertools.chain(map(self.on_device, many), of_host))
         return self.results
@@ -299,14 +301,6 @@ def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int],
         for leaves in by_dtype.values()
         for bucket in plan_buckets([infos[i].nbytes for i in leaves], DEVICE_BUCKET_NBYTES)
     ]
-
-
-def _plan_without(taken: list[list[int]], infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
-    """`plan_messages` for the leaves that are in none of the messages `taken`."""
-    if not taken:
-        return plan_messages(infos, mix_dtypes=mix_dtypes)
-    left = sorted(set(range(len(infos))) - {i for message in taken for i in message})
-    return [[left[j] for j in m] for m in plan_messages([infos[i] for i in left], mix_dtypes=mix_dtypes)]
 
 
 def leaves_text(names: Sequence[str]) -> str:
