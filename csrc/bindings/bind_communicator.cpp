@@ -98,11 +98,15 @@ Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py
   return started(comm, std::move(work), comm->start(args));
 }
 
-template <CollectiveType type>
-Work_ reduction(const Comm& comm, const py::object& x, const py::object& out, int op, double factor,
-                const py::object& converted_from) {
+Work_ allreduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor,
+                const py::object& converted_from, double divisor) {
+  const Reduction reduction{static_cast<ReduceOp>(op), factor, divisor};
+  return start(comm, {.type = CollectiveType::allreduce, .reduction = reduction}, x, out, converted_from);
+}
+Work_ reduce_scatter(const Comm& comm, const py::object& x, const py::object& out, int op, double factor,
+                     const py::object& converted_from) {
   const Reduction reduction{static_cast<ReduceOp>(op), factor};
-  return start(comm, {.type = type, .reduction = reduction}, x, out, converted_from);
+  return start(comm, {.type = CollectiveType::reduce_scatter, .reduction = reduction}, x, out, converted_from);
 }
 template <CollectiveType type>
 Work_ movement(const Comm& comm, const py::object& x, const py::object& out) {
@@ -262,11 +266,10 @@ using CommClass = py::class_<Communicator, Comm>;
 
 void bind_collectives(CommClass& communicator) {
   communicator
-      .def("allreduce", &reduction<CollectiveType::allreduce>, "x"_a, "out"_a, "op"_a, "factor"_a,
-           "converted_from"_a = py::none())
+      .def("allreduce", &allreduce, "x"_a, "out"_a, "op"_a, "factor"_a, "converted_from"_a = py::none(),
+           "divisor"_a = 1.0)
       .def("reduce", &reduce, "x"_a, "out"_a, "op"_a, "factor"_a, "root"_a, "converted_from"_a = py::none())
-      .def("reduce_scatter", &reduction<CollectiveType::reduce_scatter>, "x"_a, "out"_a, "op"_a, "factor"_a,
-           "converted_from"_a = py::none())
+      .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a, "op"_a, "factor"_a, "converted_from"_a = py::none())
       .def("bcast", &bcast, "x"_a, "root"_a)
       .def("allgather", &movement<CollectiveType::allgather>, "x"_a, "out"_a)
       .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a, "lengths"_a = py::none())

@@ -159,7 +159,11 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
 /// `as`: the dtype of a reduction on device memory. Empty: the others meet in the group of host memory first.
 void tell_refusal(Communicator& comm, const std::string& verb, const std::string& why, const std::string& as) {
   auto* const group = dynamic_cast<DeviceCommunicator*>(&comm);
-  if (group == nullptr || as.empty()) return refusal::tell(group == nullptr ? comm : *group->host(), verb, why);
+  if (group == nullptr || as.empty()) {
+    Communicator& host = group == nullptr ? comm : *group->host();
+    if (host.size() > 1) refusal::tell(verb, why, [&] { return host.start(refusal::args()); });
+    return;
+  }
   group->tell_refusal({.type = CollectiveType::allreduce, .in = {nullptr, 0, dtype_named(as)}}, verb, why);
 }
 

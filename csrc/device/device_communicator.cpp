@@ -192,17 +192,12 @@ void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) 
 
 void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why) {
   if (size() == 1 || !owner_.is_this()) return;
-  const UserCall quoted(refusal::text(verb, why), UserCall::Inside::instead);
-  WorkPtr work;
-  try {
-    if (!takes_nccl(args)) {
-      work = staged_->start_refusal(refusal::args());
-    } else if (NcclPath::compares(args)) {
-      return nccl_->comm()->compare(refusal::args().signature());  // which the watching thread sees to
-    }
-  } catch (const Error&) {  // the group has ended, as the others know
-  }
-  if (work != nullptr) refusal::wait_for_others(*work);
+  refusal::tell(verb, why, [&]() -> WorkPtr {
+    if (!takes_nccl(args)) return staged_->start_refusal(refusal::args());
+    if (NcclPath::compares(args))
+      nccl_->comm()->compare(refusal::args().signature());  // the watching thread sees to it
+    return nullptr;
+  });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {

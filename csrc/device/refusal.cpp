@@ -7,11 +7,7 @@
 #include "waiting/await.h"
 
 namespace samestep::refusal {
-
-CollectiveArgs args() {
-  return {.type = CollectiveType::barrier,
-          .compared_as = Signature{.type = CollectiveType::barrier, .root = 0}};  // a barrier itself has no root
-}
+namespace {
 
 std::string text(std::string_view verb, std::string_view why) {
   const std::string again = str(verb, ": ");
@@ -21,24 +17,26 @@ std::string text(std::string_view verb, std::string_view why) {
   return whole.size() <= kMost ? whole : whole.substr(0, kMost - 3) + "...";
 }
 
-void wait_for_others(Work& work) {
-  constexpr Seconds kForOthers{5.0};
-  wait_hooks().run_without_gil([&work] {
-    const Deadline deadline = Deadline::after(kForOthers);
-    await([&] { return work.done() || deadline.passed(); }, [](Seconds) {});
-  });
+}  // namespace
+
+CollectiveArgs args() {
+  return {.type = CollectiveType::barrier,
+          .compared_as = Signature{.type = CollectiveType::barrier, .root = 0}};  // a barrier itself has no root
 }
 
-void tell(Communicator& group, std::string_view verb, std::string_view why) {
-  if (group.size() == 1) return;
+void tell(std::string_view verb, std::string_view why, const std::function<Communicator::WorkPtr()>& start) {
+  constexpr Seconds kForOthers{5.0};
   const UserCall quoted(text(verb, why), UserCall::Inside::instead);
   Communicator::WorkPtr work;
   try {
-    work = group.start(args());
+    work = start();
   } catch (const Error&) {  // the group has ended, as the others know
-    return;
   }
-  wait_for_others(*work);
+  if (work == nullptr) return;
+  wait_hooks().run_without_gil([&work] {
+    const Deadline deadline = Deadline::after(kForOthers);
+    await([&] { return work->done() || deadline.passed(); }, [](Seconds) {});
+  });
 }
 
 }  // namespace samestep::refusal

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <string>
+#include <functional>
 #include <string_view>
 
 #include "communicator/communicator.h"
@@ -13,14 +13,9 @@ namespace samestep::refusal {
 
 CollectiveArgs args();
 
-/// What the others read. `why` may begin with the verb.
-std::string text(std::string_view verb, std::string_view why);
-
-/// Without a thread for it, `work` goes on only while this rank waits: gives the others a moment to come. Throws only
-/// what ends the wait, such as Ctrl-C.
-void wait_for_others(Work& work);
-
-/// All of it, in a group of host memory. Throws only what ends the wait.
-void tell(Communicator& group, std::string_view verb, std::string_view why);
+/// Calls `start` for an operation of `args`, in which the others read `why`, which may begin with the verb. Without a
+/// thread for it, it goes on only while this rank waits: gives the others a moment to come. `start` returns null where
+/// somebody else sees to it. Throws only what ends the wait, such as Ctrl-C.
+void tell(std::string_view verb, std::string_view why, const std::function<Communicator::WorkPtr()>& start);
 
 }  // namespace samestep::refusal

@@ -46,19 +46,9 @@ class GpuError : public Error {
 class GpuLibrary {
   /// A function of the runtime, whose name here lacks the prefix.
   template <class... Args>
-  class Function {
-   public:
-    Function(const GpuLibrary& of, const char* name) : of_(of), name_(name), address_(of.find(name)) {}
-    void operator()(Args... args) const { check(code(args...)); }
-    /// For results that are not all errors; `check` throws for one that is.
-    int code(Args... args) const { return address_(args...); }
-    void check(int code) const { of_.check(code, name_); }
-
-   private:
-    const GpuLibrary& of_;
-    const char* name_;
-    int (*address_)(Args...);
-  };
+  using Function = LibraryFunction<GpuLibrary, Args...>;
+  template <class, class...>
+  friend class LibraryFunction;
 
   const DeviceKind kind_;
   const OpenedLibrary library_;

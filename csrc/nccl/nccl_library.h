@@ -56,16 +56,9 @@ struct UniqueId {
 class NcclLibrary {
   /// A function of the library. Throws Error, with NCCL's text, if a call fails.
   template <class... Args>
-  class Function {
-   public:
-    Function(const NcclLibrary& of, const char* name) : of_(of), name_(name), address_(of.find(name)) {}
-    void operator()(Args... args) const { of_.check(address_(args...), name_); }
-
-   private:
-    const NcclLibrary& of_;
-    const char* name_;
-    int (*address_)(Args...);
-  };
+  using Function = LibraryFunction<NcclLibrary, Args...>;
+  template <class, class...>
+  friend class LibraryFunction;
 
   const OpenedLibrary library_;
   const int version_;

@@ -13,6 +13,22 @@ struct Symbol {
   }
 };
 
+/// A function of `Library`, which finds it by name, and whose `check` throws for results that are errors.
+template <class Library, class... Args>
+class LibraryFunction {
+ public:
+  LibraryFunction(const Library& of, const char* name) : of_(of), name_(name), address_(of.find(name)) {}
+  void operator()(Args... args) const { check(code(args...)); }
+  /// For results that are not all errors; `check` throws for one that is.
+  int code(Args... args) const { return address_(args...); }
+  void check(int code) const { of_.check(code, name_); }
+
+ private:
+  const Library& of_;
+  const char* name_;
+  int (*address_)(Args...);
+};
+
 /// A shared library, looked up by its functions.
 class OpenedLibrary {
  public:

@@ -3,12 +3,14 @@
 from samestep._core import ArrayInfo as ArrayInfo
 from samestep.arrays.allocate import copy as copy
 from samestep.arrays.allocate import copy_if_overlapping as copy_if_overlapping
+from samestep.arrays.allocate import delivered as delivered
 from samestep.arrays.allocate import fill_with_zeros as fill_with_zeros
 from samestep.arrays.allocate import new_array as new_array
 from samestep.arrays.allocate import new_in_order as new_in_order
 from samestep.arrays.allocate import new_like as new_like
 from samestep.arrays.allocate import orders_axes as orders_axes
 from samestep.arrays.allocate import place_of as place_of
+from samestep.arrays.allocate import targets as targets
 from samestep.arrays.allocate import to_library as to_library
 from samestep.arrays.allocate import to_library_of as to_library_of
 from samestep.arrays.convert import converts as converts

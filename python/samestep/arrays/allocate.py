@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from samestep import _core
+from samestep._core import ArrayInfo
 from samestep._util.dtypes import numpy_dtype
 from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
 from samestep.arrays.libraries import from_host
@@ -30,10 +31,11 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
     return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def new_array(library: str, dtype: str, shape: tuple[int, ...], device: int | None = None) -> Any:
+def new_array(library: str, dtype: str, shape: tuple[int, ...], device: Any = None) -> Any:
     """A new writable array to receive into, for what `library_of` named.
 
-    Device memory is of `device`. None: of the current device, which each thread has its own of, at first device 0.
+    Device memory is of `device`, an index, for JAX also its device. None: of the current device, which each thread has
+    its own of, at first device 0.
 
     For JAX it is NumPy memory, or a JAX array in device memory that nobody else has yet; `to_library_of` turns it into
     the result.
@@ -87,18 +89,11 @@ def _on_device(
 
 def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     """A new writable array to receive into, with the dtype, library, device and (unless given) shape of `x`."""
-    known = info(x)
-    library = library_of(x)
+    known, library = info(x), library_of(x)
     of_shape = known.shape if shape is None else shape
-    if known.device == "cpu":
-        return new_array(library, known.dtype, of_shape)
-    if library == "jax gpu":
-        from samestep.gpu.jax_array import UnsharedJaxArray
-
-        return UnsharedJaxArray(known.dtype, of_shape, next(iter(x.devices())), stream_of=jax_stream)
-    device = device_of(x)
-    if library == "gpu":
-        return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device, device=device)
+    if library == "gpu" and known.device != "cpu":
+        return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device, device=device_of(x))
+    device = next(iter(x.devices())) if library == "jax gpu" else device_of(x)
     return new_array(library, known.dtype, of_shape, device)
 
 
@@ -139,6 +134,19 @@ def to_library(library: str, received: Any, place: Any = None) -> Any:
         place = jax.sharding.NamedSharding(place.mesh, replicated, memory_kind=place.memory_kind)
     array = received.array if library == "jax gpu" else received
     return array if library == "jax gpu" and place is None else jax.device_put(array, place)
+
+
+def targets(xs: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
+    """Where results for arrays go: the arrays, or new ones for those that cannot be written."""
+    return [x if known.writable else new_like(x) for x, known in zip(xs, infos, strict=True)]
+
+
+def delivered(xs: Sequence[Any], infos: Sequence[ArrayInfo], written: Sequence[Any]) -> list[Any]:
+    """The results, once `targets` have been written behind the back of their libraries."""
+    for target in written:
+        _core.bump_version(target)
+    parts = zip(xs, infos, written, strict=True)
+    return [target if known.writable else to_library_of(x, target) for x, known, target in parts]
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:

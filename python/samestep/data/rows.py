@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,7 +41,8 @@ def count(data: Any, call: str) -> int:
 
 def _count(data: Any, call: str, what: str) -> int:
     if isinstance(data, (dict, tuple)):
-        lengths = {name: _count(column, call, f"{what}[{name!r}]") for name, column in _columns(data)}
+        columns = data.items() if isinstance(data, dict) else enumerate(data)
+        lengths = {name: _count(column, call, f"{what}[{name!r}]") for name, column in columns}
         if len(set(lengths.values())) > 1:
             raise InvalidArgumentError(f"{call}: the columns of {what} differ in length: {lengths}")
         return next(iter(lengths.values()), 0)
@@ -84,10 +85,6 @@ def _length(column: Any) -> int | None:
     except TypeError:  # a sparse matrix, which takes len for ambiguous, or an array without dimensions
         shape = getattr(column, "shape", None)
         return int(shape[0]) if isinstance(shape, tuple) and shape else None
-
-
-def _columns(data: dict[Any, Any] | tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    return iter(data.items()) if isinstance(data, dict) else enumerate(data)
 
 
 def take(data: Any, where: int | _Positions) -> Any:

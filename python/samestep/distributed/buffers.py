@@ -170,10 +170,8 @@ def joined(tensors: Any, known: arrays.ArrayInfo) -> Any:
 
 def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
     """Split a buffer into the arrays of a list; entries that cannot be written are replaced by new arrays."""
-    targets = [x if known.writable else arrays.new_like(x) for x, known in zip(tensors, infos, strict=True)]
+    targets = arrays.targets(tensors, infos)
     _core.unpack(run, targets)
-    for i, (known, target) in enumerate(zip(infos, targets, strict=True)):
-        if known.writable:
-            _core.bump_version(target)
-        else:
-            tensors[i] = arrays.to_library_of(tensors[i], target)
+    for i, result in enumerate(arrays.delivered(tensors, infos, targets)):
+        if not infos[i].writable:
+            tensors[i] = result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -64,11 +65,8 @@ def reduce(
     if root >= 0:
         verb, written = "reduce", range(root_array, root_array + (group.rank == root))
     work = host.started(group, listed, verb, rows, rows, code=code, root=root, root_array=root_array)
-
-    def store(into: list[Any]) -> None:
-        _give_to_each(how.result(rows), into)
-
-    return started(group, work, lambda: _store(group, listed, store, written, deadline), async_op, deadline)
+    result = functools.partial(how.result, rows)
+    return started(group, work, lambda: _store(group, listed, result, written, deadline), async_op, deadline)
 
 
 def reduced_at_once(group: Group, given: Any, op: Any, act: str) -> bool:
@@ -90,11 +88,9 @@ def bcast(group: Group, listed: ArrayList, root: int, root_array: int, *, async_
         _await_streams(group, listed, listed.arrays, deadline.left())
         _core.pack([listed.arrays[root_array]], run)
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
-
-    def store(into: list[Any]) -> None:
-        _give_to_each(run, into)
-
-    return started(group, work, lambda: _store(group, listed, store, written, deadline), async_op, deadline)
+    return started(
+        group, work, lambda: _store(group, listed, lambda: run, written, deadline), async_op, deadline
+    )
 
 
 def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList], *, async_op: bool) -> Any:
@@ -110,14 +106,9 @@ def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList], *,
 
     def finish() -> None:
         for into in receives:
-            _store(group, listed, lambda pieces: _core.unpack(run, pieces), None, deadline, receives=into)
+            _store(group, listed, lambda: run, None, deadline, receives=into)
 
     return started(group, work, finish, async_op, deadline)
-
-
-def _give_to_each(run: Any, into: list[Any]) -> None:
-    for x in into:
-        _core.unpack(run, [x])
 
 
 def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:
@@ -129,7 +120,7 @@ def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: 
 def _store(
     group: Group,
     listed: ArrayList,
-    store: Callable[[list[Any]], None],
+    result: Callable[[], Any],
     written: Container[int] | None,
     deadline: Deadline,
     *,
@@ -137,14 +128,16 @@ def _store(
 ) -> None:
     """Stores a result in the arrays of a list, or some; those that cannot be written are replaced by new ones.
 
-    The list is that of the call, or `receives`.
+    The list is that of the call, each of whose arrays gets all of it, or `receives`, among whose it is divided.
     """
     given, known = (receives or listed)[1:]
     which = [i for i in range(len(known)) if written is None or i in written]
     into = [given[i] if known[i].writable else arrays.new_like(given[i]) for i in which]
     left = deadline.left()  # a call that has not waited until now gets the time of the group
     _await_streams(group, listed, into, left if left > 0 else None)
-    store(into)
+    run = result()
+    for part in [[x] for x in into] if receives is None else [into]:
+        _core.unpack(run, part)
     for i, target in zip(which, into, strict=True):
         _core.bump_version(target)
         if not known[i].writable:

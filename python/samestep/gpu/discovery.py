@@ -91,16 +91,11 @@ def hip_devices() -> Devices:
         return _devices_of_runtime("hip", chosen, f"SAMESTEP_HIP_LIBRARY={chosen}{_mask('HIP', 'ROCR')}")
     if not os.path.exists("/dev/kfd"):
         return Devices("hip", 0, "no AMD driver (/dev/kfd)")
-    runtime = None
-    for path in (*_loaded("libamdhip64.so"), *_rocm_files("libamdhip64.so"), *_HIP_LIBRARIES):
-        try:
-            runtime = ctypes.CDLL(path)
-            break
-        except OSError:
-            continue
-    if runtime is None:
+    files = (*_loaded("libamdhip64.so"), *_rocm_files("libamdhip64.so"), *_HIP_LIBRARIES)
+    path = next(filter(_loads, files), None)
+    if path is None:
         return Devices("hip", 0, f"no HIP runtime ({_HIP_LIBRARIES[0]} does not load)")
-    count = ctypes.c_int(0)
+    runtime, count = ctypes.CDLL(path), ctypes.c_int(0)
     code = runtime.hipGetDeviceCount(ctypes.byref(count))
     if code or not count.value:
         return Devices("hip", 0, f"HIP: {_reason(code)}{_mask('HIP', 'ROCR')}")
@@ -143,29 +138,35 @@ def _loads(name: str) -> bool:
     return True
 
 
-def _cudart_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := _settings.get(_settings.CUDART_LIBRARY, env):
-        yield f"SAMESTEP_CUDART_LIBRARY={chosen}", chosen
-    yield "libraries already loaded", next(iter(_loaded("libcudart.so")), "")
-    for folder in sys.path:
-        for file in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cuda_runtime/lib/libcudart.so.12"):
-            yield "the nvidia wheels on sys.path", os.path.join(folder, file)
+def _first_places(setting: str, env: Mapping[str, str], name: str) -> Iterator[tuple[str, str]]:
+    if chosen := _settings.get(setting, env):
+        yield f"{setting}={chosen}", chosen
+    yield "libraries already loaded", next(iter(_loaded(name)), "")
+
+
+def _cuda_places(env: Mapping[str, str], *files: str) -> Iterator[tuple[str, str]]:
     if conda := env.get("CONDA_PREFIX"):
-        for file in ("libcudart.so.13", "libcudart.so.12"):
+        for file in files:
             yield "CONDA_PREFIX/lib", os.path.join(conda, "lib", file)
-    for file in ("libcudart.so.13", "libcudart.so.12"):
+    for file in files:
         yield f"the loader's path ({file})", file
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := env.get(variable):
             for folder in ("lib64", "lib"):
-                for file in ("libcudart.so.13", "libcudart.so.12"):
+                for file in files:
                     yield variable, os.path.join(home, folder, file)
 
 
+def _cudart_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield from _first_places(_settings.CUDART_LIBRARY, env, "libcudart.so")
+    for folder in sys.path:
+        for file in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cuda_runtime/lib/libcudart.so.12"):
+            yield "the nvidia wheels on sys.path", os.path.join(folder, file)
+    yield from _cuda_places(env, "libcudart.so.13", "libcudart.so.12")
+
+
 def _hip_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := _settings.get(_settings.HIP_LIBRARY, env):
-        yield f"SAMESTEP_HIP_LIBRARY={chosen}", chosen
-    yield "libraries already loaded", next(iter(_loaded("libamdhip64.so")), "")
+    yield from _first_places(_settings.HIP_LIBRARY, env, "libamdhip64.so")
     for path in _rocm_files("libamdhip64.so"):
         yield "ROCM_PATH", path
     for name in _HIP_LIBRARIES:
@@ -197,24 +198,14 @@ def communication_library(kind: str, *, may_open: bool) -> Library:
 
 
 def _nccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := _settings.get(_settings.NCCL_LIBRARY, env):
-        yield f"SAMESTEP_NCCL_LIBRARY={chosen}", chosen
-    yield "libraries already loaded", next(iter(_loaded("libnccl.so")), "")
+    yield from _first_places(_settings.NCCL_LIBRARY, env, "libnccl.so")
     for folder in sys.path:
         yield "nvidia/nccl/lib on sys.path", os.path.join(folder, "nvidia/nccl/lib/libnccl.so.2")
-    if conda := env.get("CONDA_PREFIX"):
-        yield "CONDA_PREFIX/lib", os.path.join(conda, "lib/libnccl.so.2")
-    yield "the loader's path (libnccl.so.2)", "libnccl.so.2"
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if home := env.get(variable):
-            for folder in ("lib64", "lib"):
-                yield variable, os.path.join(home, folder, "libnccl.so.2")
+    yield from _cuda_places(env, "libnccl.so.2")
 
 
 def _rccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := _settings.get(_settings.NCCL_LIBRARY, env):
-        yield f"SAMESTEP_NCCL_LIBRARY={chosen}", chosen
-    yield "libraries already loaded", next(iter(_loaded("librccl.so")), "")
+    yield from _first_places(_settings.NCCL_LIBRARY, env, "librccl.so")
     for folder in sys.path:
         for path in _matching(folder, "_rocm_sdk_libraries*/lib/librccl.so.1"):
             yield "the ROCm wheels on sys.path", path

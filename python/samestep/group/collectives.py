@@ -96,12 +96,14 @@ class CollectiveMethods(MethodSupport):
         into, finish = self._output_like(x, out, is_number, "allreduce")
         return self._enqueue_allreduce(x, into, code, factor).as_work(self._timeout, finish)
 
-    def _enqueue_allreduce(self, x: Any, into: Any, code: int, factor: float) -> Enqueued:
-        """`into`: receives the result; None: `x` does."""
+    def _enqueue_allreduce(
+        self, x: Any, into: Any, code: int, factor: float, divisor: float = 1.0
+    ) -> Enqueued:
+        """`into`: receives the result; None: `x` does. `divisor`: of MEAN."""
         target = x if into is None else into
         wide = self._to_average(x, target, code, "allreduce")
         if wide is None:
-            return Enqueued(self._comm.allreduce(x, into, code, factor))
+            return Enqueued(self._comm.allreduce(x, into, code, factor, None, divisor))
         return _rounded(self._comm.allreduce(wide, None, code, factor, x), wide, target)
 
     @_core.fast_method

@@ -287,7 +287,7 @@ def parser() -> CommandLine:
     chaos = "with --min-ranks: kill a random rank about every S seconds, to try the program"
     add("--chaos", type=_seconds, metavar="S", help=chaos)
     listen = "with --min-ranks: port at which more ranks may join while the job runs; 0: a free one"
-    add("--listen", type=port_or_0, metavar="P", help=listen)
+    add("--listen", type=lambda text: 0 if text == "0" else port(text), metavar="P", help=listen)
     add("--join", type=_address, metavar="HOST:P", help="the ranks join the job whose launcher listens there")
     add(RESTARTED, type=count, default=0, help=argparse.SUPPRESS)
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
@@ -359,11 +359,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
-
-
-def port_or_0(text: str) -> int:
-    """For argparse: a port number, or 0 for a free one."""
-    return 0 if text == "0" else port(text)
 
 
 def _address(text: str) -> tuple[str, int]:

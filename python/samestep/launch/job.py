@@ -33,12 +33,6 @@ class Program:
     stdin: bytes | None = b""
 
 
-def _stdin_of(program: Program) -> int | None:
-    if program.stdin is None:
-        return None
-    return subprocess.PIPE if program.stdin else subprocess.DEVNULL
-
-
 class LaunchedJob:
     """Running programs, each in a session of its own, and their own messages.
 
@@ -59,10 +53,11 @@ class LaunchedJob:
         launcher = os.getpid()
         try:
             for program in programs:
+                piped = subprocess.PIPE if program.stdin else subprocess.DEVNULL
                 process = subprocess.Popen(
                     program.argv,
                     env=program.env,
-                    stdin=_stdin_of(program),
+                    stdin=None if program.stdin is None else piped,
                     stdout=pipes[1][1],
                     stderr=pipes[2][1],
                     start_new_session=True,

@@ -109,12 +109,12 @@ def candidates(library: MpiLibrary, path: str) -> list[str]:
     in_path = [shutil.which(name, path=path) for name in names]
     # Open MPI 4 takes the folder above that of its absolute path for its prefix, and refuses "/", which it would be for
     # the /bin of a distribution that is a link to /usr/bin.
-    found = [_in_real_folder(file) for file in [*beside, *in_path] if file and os.access(file, os.X_OK)]
+    found = [
+        os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
+        for file in [*beside, *in_path]
+        if file and os.access(file, os.X_OK)
+    ]
     return list(dict.fromkeys(found))
-
-
-def _in_real_folder(file: str) -> str:
-    return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
 
 
 def _family_of_program(mpirun: str) -> str:

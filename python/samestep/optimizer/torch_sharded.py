@@ -28,7 +28,6 @@ from samestep.optimizer.torch_state import named_parameters, require_plain
 from samestep.reduce_ops import Premul
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
-from samestep.trees.fusion import bump_versions
 
 _ACT = "ShardedOptimizer"
 
@@ -248,7 +247,9 @@ class _ShardedStep:
         for i, data in enumerate(whole):
             if data is not None and len(data):
                 _core.unpack(data, [_in_memory_order(self._parameters[i], self._names[i])])
-        bump_versions(p for p, trained in zip(self._parameters, self._trained, strict=True) if trained)
+        torch.autograd.graph.increment_version(
+            [p for p, trained in zip(self._parameters, self._trained, strict=True) if trained]
+        )
 
     @contextlib.contextmanager
     def _parts_in_groups(self) -> Iterator[None]:

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator
 from samestep._util import users
 from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
-from samestep.rendezvous.same_user import user_of
+from samestep.rendezvous.same_user import connect_in_turn, user_of
 
 _INTRODUCTION = struct.Struct("16s16s")  # what the ranks gather: name of the socket, token
 _HELLO = struct.Struct("=16si")  # the first packet on a connection: token, rank
 _ACCEPTS_PER_CHECK = 64  # connections between two checks of the deadline
 _MAX_UNIDENTIFIED = 256  # connections of this user that have sent nothing
 _POLL_MS = 20
-_PAUSE_S = 0.002
 
 
 class Listener:
@@ -138,21 +137,16 @@ def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
     link = _new_socket()
     try:
         link.setblocking(False)
-        while True:
-            try:
-                with _what_failed("cannot connect to a process of this host"):
-                    link.connect(b"\0" + name)
-                break
-            except UnavailableError as error:
-                # The queue is full, perhaps of strangers; the listener empties it in its turn.
-                if not isinstance(error.__cause__, BlockingIOError):
-                    raise
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"a process of this host has had no room for a connection for {timeout:g} s: other processes "
-                        "fill its queue"
-                    ) from None
-                time.sleep(_PAUSE_S)
+        try:
+            with _what_failed("cannot connect to a process of this host"):
+                connect_in_turn(link, b"\0" + name, deadline)
+        except UnavailableError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+            raise TimeoutError(
+                f"a process of this host has had no room for a connection for {timeout:g} s: other processes "
+                "fill its queue"
+            ) from None
         # The kernel recorded the user when the other process began to listen. Names of this namespace belong to nobody,
         # so another user may listen at one that a rank has left.
         if not users.is_own(user := user_of(link)):

@@ -20,7 +20,7 @@ from samestep.errors import UnavailableError
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 _BACKLOG = 1024
-_PAUSE_S = 0.005
+_PAUSE_S = 0.002
 
 
 def is_loopback(host: str) -> bool:
@@ -75,14 +75,7 @@ def connect(port: int, timeout: float) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.settimeout(timeout)
-        while True:
-            try:
-                link.connect(_name(port))
-                break
-            except BlockingIOError:  # its queue is full; unlike TCP's the kernel does not wait for it
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_PAUSE_S)
+        connect_in_turn(link, _name(port), deadline)
         if not users.is_own(user := user_of(link)):
             raise UnavailableError(
                 f"the store at port {port} of this host is another user's ({users.text(user)}); choose another port "
@@ -92,6 +85,17 @@ def connect(port: int, timeout: float) -> socket.socket:
         link.close()
         raise
     return link
+
+
+def connect_in_turn(link: socket.socket, name: str | bytes, deadline: float) -> None:
+    """Connects a Unix socket. While the listener's queue is full the kernel, unlike with TCP, does not wait for it."""
+    while True:
+        try:
+            return link.connect(name)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def _name(port: int) -> str:

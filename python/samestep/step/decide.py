@@ -35,7 +35,10 @@ def all_finite(backend: Group, tree: Any, timeout: float | None) -> bool:
         tree = {name: parameter.grad for name, parameter in tree.named_parameters()}
     flat = trees.flatten(tree)
     finite = [_is_finite(leaf) for leaf in flat.leaves]
-    unknown = {i: _unknown_text(flat.leaves[i]) for i, known in enumerate(finite) if known is None}
+    why = "in which no numbers can be seen; pass its arrays in a dict, or take it out of the tree"
+    unknown = {
+        i: f"a {type(flat.leaves[i]).__name__} {why}" for i, known in enumerate(finite) if known is None
+    }
     mine = np.array([2 if unknown else not all(finite)], np.int64)
     left = timer(timeout)
     with _core.UserCall(act):
@@ -48,11 +51,6 @@ def all_finite(backend: Group, tree: Any, timeout: float | None) -> bool:
             backend.name, [signature.Description(act, rows[0], rows[1], []) for rows in found]
         )
     raise AssertionError  # a rank has counted one
-
-
-def _unknown_text(leaf: Any) -> str:
-    name = type(leaf).__name__
-    return f"a {name} in which no numbers can be seen; pass its arrays in a dict, or take it out of the tree"
 
 
 def _is_finite(leaf: Any) -> bool | None:

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-import numpy as np
-
-from samestep import _core, _settings, arrays
+from samestep import _settings, arrays
 from samestep.group.group import Group
+from samestep.step.state_hash import leaf_hash
 
 NAME = "means"
 """The file in the folder that the environment names."""
@@ -55,6 +54,4 @@ def _hash_of(leaf: Any) -> str:
     if not arrays.is_array(leaf):
         return repr(leaf)
     info = arrays.info(leaf)
-    packed = np.empty(info.nbytes, np.uint8)
-    _core.pack([leaf], packed, as_they_lie=True)
-    return f"{info.dtype} {_core.hash128(packed).hex()}"
+    return f"{info.dtype} {leaf_hash(leaf, info).hex()}"

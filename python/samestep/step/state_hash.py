@@ -38,7 +38,12 @@ def same(
         hashes = [leaf_hash(leaf, info) for leaf, info in described]
         kinds = looks.kinds
         if not all(hashes):
-            unknown = {i: _unknown_text(flat.leaves[i]) for i, text in enumerate(hashes) if not text}
+            why = (
+                "which ranks cannot compare; pass its arrays and texts in a dict, or take it out of the tree"
+            )
+            unknown = {
+                i: f"a {type(flat.leaves[i]).__name__}, {why}" for i, text in enumerate(hashes) if not text
+            }
             kinds = signature.with_refusals(kinds, unknown)
         digest = _digest(flat.names, kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
@@ -60,11 +65,6 @@ def leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
         _core.pack([leaf], packed, as_they_lie=True)  # the kinds name the order
         leaf = packed
     return _core.hash128(leaf)
-
-
-def _unknown_text(leaf: Any) -> str:
-    name = type(leaf).__name__
-    return f"a {name}, which ranks cannot compare; pass its arrays and texts in a dict, or take it out of the tree"
 
 
 def _digest(names: Sequence[str], kinds: Sequence[str], hashes: Sequence[bytes]) -> bytes:

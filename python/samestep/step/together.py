@@ -247,7 +247,8 @@ class Together(Generic[_Group]):
             self._look_around()
             if not is_announced and pause > 2 * _FIRST_LOOK_S and not raised:
                 is_announced = True
-                _announce_end(backend, self._key())
+                for comm in _comms(backend):
+                    comm.announce_block_end(self._key())
             pause = min(2 * pause, _LONGEST_LOOK_S)
         self.hears = int(words[2]) % _RAISED
         same_block = words[3] == -words[4] or words[0] != -words[1]
@@ -377,11 +378,6 @@ def _comms(backend: Group) -> list[_core.Communicator]:
             continue  # it waits for nobody
         found += [group._comm] if group._control is None else [group._comm, group._control]
     return found
-
-
-def _announce_end(backend: Group, key: int) -> None:
-    for comm in _comms(backend):
-        comm.announce_block_end(key)
 
 
 def _replace(backend: Group, reports: list[_Report], deadline: Deadline) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from samestep import _core
+from samestep._util.deadline import Deadline
 from samestep.errors import Error
 from samestep.torch import completion
 from samestep.torch.errors import for_torch
@@ -149,7 +149,9 @@ class Work(dist.Work):
             if len(parts) == 1:
                 parts[0].wait(seconds, ends_group)
             else:
-                _wait_for_all(parts, seconds, ends_group)
+                deadline = Deadline(seconds)
+                for part in parts:
+                    part.wait(deadline.left(), ends_group)
         except Error as error:
             if not ends_group:
                 if not all(part.done() for part in parts):
@@ -187,12 +189,6 @@ class Work(dist.Work):
         """Complete it, and leave its error to `wait` and `exception`."""
         if not self._ended:
             self._complete(self._timeout, True)
-
-
-def _wait_for_all(parts: Sequence[_core.Work], seconds: float, ends_group: bool) -> None:
-    deadline = time.monotonic() + seconds
-    for part in parts:
-        part.wait(max(0.0, deadline - time.monotonic()), ends_group)
 
 
 class Finished(Work):

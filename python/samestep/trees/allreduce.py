@@ -105,11 +105,9 @@ def _reduce(
 
     moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
     arrays_, known = [values[i] for i, _ in moved], [info for _, info in moved]
-    if weights is None:
-        of = [names[i] for i, _ in moved]
-        reduced = allreduce_leaves(backend, arrays_, known, op, names=of, timeout=left())
-    else:
-        reduced = weights.mean(arrays_, known, left)
+    code, *factors = resolve(op) if weights is None else weights.operator_for(known)
+    of = [names[i] for i, _ in moved]
+    reduced = allreduce_leaves(backend, arrays_, known, int(code), *factors, names=of, timeout=left())
     for (i, _), value in zip(moved, reduced, strict=True):
         values[i] = value
     for i in numbers:

@@ -103,7 +103,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     if everyone is not None:
         aliases = _common_aliases(backend, everyone, infos, root=root, left=left)
     # In host memory shared elements get the same bytes twice, as all ranks share the same ones.
-    if clash is not None and (clash[0] == clash[1] or _is_on_device(infos[clash[0]])):
+    if clash is not None and (clash[0] == clash[1] or getattr(infos[clash[0]], "device", "cpu") != "cpu"):
         views.refuse_clash(backend.name, mine, everyone, clash)
 
     results = list(flat.leaves)
@@ -135,10 +135,6 @@ def _closed_containers(leaves: list[Any], kinds: list[str]) -> dict[int, str]:
     objects = [i for i, what in enumerate(kinds) if what == signature.OBJECT]
     closed = [i for i in objects if any(map(is_array, parts_of(leaves[i])))]
     return {i: reducible.why_refused(leaves[i]) or "" for i in closed}
-
-
-def _is_on_device(info: ArrayInfo | None) -> bool:
-    return info is not None and info.device != "cpu"
 
 
 def _send_objects(backend: Group, values: list[Any], which: list[int], *, root: int, left: Timer) -> None:

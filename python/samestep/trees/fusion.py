@@ -17,7 +17,7 @@ from samestep._util.deadline import seconds
 from samestep.arrays import ArrayInfo
 from samestep.group.group import Group
 from samestep.group.work import Enqueued, Work
-from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.reduce_ops import ReduceOp
 
 SMALL_NBYTES = _core.MIN_UNPACKED_BYTES  # from here on a copy costs more than a message
 BUCKET_NBYTES = _core.TREE_BUCKET_BYTES
@@ -119,8 +119,8 @@ def allreduce_leaves(
     backend: Group,
     leaves: Sequence[Any],
     infos: Sequence[ArrayInfo],
-    op: Op,
-    *,
+    code: int,
+    *factors: float,
     names: Sequence[str],
     timeout: float | None = None,
 ) -> list[Any]:
@@ -129,37 +129,40 @@ def allreduce_leaves(
     Args:
       leaves: arrays of the same shapes and dtypes on all ranks, no two of them the same memory.
       infos: `arrays.info` of each.
-      op: as for `Backend.allreduce`.
+      code, factors: of the operator, as `resolve` returns them; behind those of MEAN its divisor.
       names: of the leaves, for texts of errors.
       timeout: seconds for all of it.
 
     Returns:
       The same arrays, now holding the results; new ones of the same library for those that cannot be written.
     """
-    code, factor = resolve(op)
     nccl_reduces = functools.cache(lambda dtype: _core.nccl_reduces(dtype, code))
+
+    def start(x: Any) -> Work[Any]:
+        into, finish = backend._output_like(x, None, False, "allreduce")
+        return backend._enqueue_allreduce(x, into, code, *factors).as_work(backend.timeout, finish)
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
         inputs, dtype = [leaves[i] for i in message], infos[message[0]].dtype
         if arrays.gathers(inputs, dtype):
             flat = arrays.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
-            inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factor)
+            inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factors[0])
             return Enqueued(inner, lambda: arrays.scatter(flat, targets))
         if nccl_reduces(dtype):
-            return Enqueued(_core.allreduce_many(backend._comm, inputs, targets, code, factor))
+            return Enqueued(_core.allreduce_many(backend._comm, inputs, targets, code, factors[0]))
         wide = list(map(arrays.to_float32, inputs))
 
         def store() -> None:
             for x, target in zip(wide, targets, strict=True):
                 arrays.store_rounded(x, target)
 
-        return Enqueued(_core.allreduce_many(backend._comm, wide, wide, code, factor), store)
+        return Enqueued(_core.allreduce_many(backend._comm, wide, wide, code, factors[0]), store)
 
     def takes(i: int) -> bool:
         return nccl_reduces(infos[i].dtype) or (code == ReduceOp.AVG.value and arrays.converts(leaves[i]))
 
-    how = _How(lambda x: backend.iallreduce(x, op), on_device, takes, mix_dtypes=False)
-    return _communicate(backend, leaves, infos, how, names=names, timeout=timeout)
+    how = _How(start, on_device, takes, mix_dtypes=False)
+    return _Leaves(backend, leaves, infos, names, how, timer(timeout), list(leaves)).communicate()
 
 
 def bcast_leaves(
@@ -187,7 +190,7 @@ def bcast_leaves(
 
     start = functools.partial(backend.ibcast, root=root)
     how = _How(start, on_device, lambda _: True, mix_dtypes=True, reads=is_root, writes=not is_root)
-    results = _communicate(backend, leaves, infos, how, names=names, timeout=timeout)
+    results = _Leaves(backend, leaves, infos, names, how, timer(timeout), list(leaves)).communicate()
     return list(map(arrays.as_received, results)) if is_root else results
 
 
@@ -205,77 +208,81 @@ class _How(NamedTuple):
     writes: bool = True
 
 
-def _communicate(
-    backend: Group,
-    leaves: Sequence[Any],
-    infos: Sequence[ArrayInfo],
-    how: _How,
-    *,
-    names: Sequence[str],
-    timeout: float | None,
-) -> list[Any]:
-    left = timer(timeout)
-    results = list(leaves)
+class _Leaves(NamedTuple):
+    """The leaves of one call, and the steps of each message of some of them, which `_run` makes."""
 
-    def await_streams(message: list[int]) -> None:
-        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
+    backend: Group
+    given: Sequence[Any]
+    infos: Sequence[ArrayInfo]
+    names: Sequence[str]
+    how: _How
+    left: Timer
+    results: list[Any]
 
-    def call_on(message: list[int]) -> _core.UserCall:
+    def communicate(self) -> list[Any]:
+        many = _for_nccl(self.backend, self.infos, self.how.takes)
+        left = sorted(set(range(len(self.infos))).difference(*many))
+        plan = plan_messages([self.infos[i] for i in left], mix_dtypes=self.how.mix_dtypes)
+        messages = [[left[j] for j in message] for message in plan]
+        of_host = ((self.alone if len(m) == 1 else self.together)(m) for m in messages)
+        _run(itertools.chain(map(self.on_device, many), of_host))
+        return self.results
+
+    def of(self, message: list[int]) -> tuple[list[Any], list[ArrayInfo]]:
+        return [self.given[i] for i in message], [self.infos[i] for i in message]
+
+    def call_on(self, message: list[int]) -> _core.UserCall:
         """Names the leaves of a message in texts of errors, behind what the user called."""
-        return _core.UserCall(leaves_text([names[i] for i in message]), is_part=True)
+        return _core.UserCall(leaves_text([self.names[i] for i in message]), is_part=True)
 
-    def targets_of(message: list[int]) -> list[Any]:
-        """Where the results go: the leaves, or new arrays for those that cannot be written."""
-        return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+    def store(self, message: list[int], targets: list[Any]) -> None:
+        for i, result in zip(message, arrays.delivered(*self.of(message), targets), strict=True):
+            self.results[i] = result
 
-    def store(message: list[int], targets: list[Any]) -> None:
-        bump_versions(targets)
-        for i, target in zip(message, targets, strict=True):
-            results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
-
-    def alone(message: list[int]) -> _Message:
+    def alone(self, message: list[int]) -> _Message:
         (i,) = message
-        with call_on(message):
-            work = how.start(leaves[i])
+        with self.call_on(message):
+            work = self.how.start(self.given[i])
         yield
-        received = work._wait_blocking(left())
-        if how.writes:
-            results[i] = received
+        received = work._wait_blocking(self.left())
+        if self.how.writes:
+            self.results[i] = received
 
-    def together(message: list[int]) -> _Message:
-        with_memory = _memory(backend)
-        packed = with_memory[: sum(infos[i].nbytes for i in message)]
-        if how.reads:
-            await_streams(message)
-            _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
-        with call_on(message):
-            work = how.start(packed if how.mix_dtypes else as_dtype(packed, infos[message[0]].dtype))
+    def together(self, message: list[int]) -> _Message:
+        leaves, infos = self.of(message)
+        on_device = [x for x, info in zip(leaves, infos, strict=True) if info.device != "cpu"]
+        pool: list[np.ndarray] = self.backend._cache.setdefault("buckets", [])
+        try:  # asked first, another thread could take the last one meanwhile
+            memory = pool.pop()
+        except IndexError:
+            memory = self.backend.empty((BUCKET_NBYTES,), "uint8")
+        packed = memory[: sum(info.nbytes for info in infos)]
+        if self.how.reads:
+            self.backend._await_streams(on_device, self.left())
+            _core.pack(leaves, packed, as_they_lie=True)
+        with self.call_on(message):
+            work = self.how.start(packed if self.how.mix_dtypes else as_dtype(packed, infos[0].dtype))
         yield
-        work._wait_blocking(left())
-        if how.writes:
-            await_streams(message)
-            targets = targets_of(message)
+        work._wait_blocking(self.left())
+        if self.how.writes:
+            self.backend._await_streams(on_device, self.left())
+            targets = arrays.targets(leaves, infos)
             _core.unpack(packed, targets, as_they_lie=True)
-            store(message, targets)
-        _pool(backend).append(with_memory)
+            self.store(message, targets)
+        pool.append(memory)  # after success only: until then it may be in use
 
-    def on_device(message: list[int]) -> _Message:
-        targets = targets_of(message) if how.writes else [leaves[i] for i in message]
-        with call_on(message):
-            started = how.start_on_device(message, targets)
-        work: Work[None] = Work(started.inner, backend.timeout)
+    def on_device(self, message: list[int]) -> _Message:
+        leaves, infos = self.of(message)
+        targets = arrays.targets(leaves, infos) if self.how.writes else leaves
+        with self.call_on(message):
+            started = self.how.start_on_device(message, targets)
+        work: Work[None] = Work(started.inner, self.backend.timeout)
         yield
-        work._wait_blocking(left())
+        work._wait_blocking(self.left())
         if started.complete is not None:
             started.complete()
-        if how.writes:
-            store(message, targets)
-
-    many = _for_nccl(backend, infos, how.takes)
-    messages = _plan_without(many, infos, mix_dtypes=how.mix_dtypes)
-    of_host = (alone(message) if len(message) == 1 else together(message) for message in messages)
-    _run(itertools.chain(map(on_device, many), of_host))
-    return results
+        if self.how.writes:
+            self.store(message, targets)
 
 
 def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int], bool]) -> list[list[int]]:
@@ -294,14 +301,6 @@ def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int],
         for leaves in by_dtype.values()
         for bucket in plan_buckets([infos[i].nbytes for i in leaves], DEVICE_BUCKET_NBYTES)
     ]
-
-
-def _plan_without(taken: list[list[int]], infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
-    """`plan_messages` for the leaves that are in none of the messages `taken`."""
-    if not taken:
-        return plan_messages(infos, mix_dtypes=mix_dtypes)
-    left = sorted(set(range(len(infos))) - {i for message in taken for i in message})
-    return [[left[j] for j in m] for m in plan_messages([infos[i] for i in left], mix_dtypes=mix_dtypes)]
 
 
 def leaves_text(names: Sequence[str]) -> str:
@@ -325,19 +324,6 @@ def _run(messages: Iterable[_Message]) -> None:
         next(message, None)
 
 
-def _pool(backend: Group) -> list[np.ndarray]:
-    pool: list[np.ndarray] = backend._cache.setdefault("buckets", [])
-    return pool
-
-
-def _memory(backend: Group) -> np.ndarray:
-    """One bucket's worth of bytes. Given back after success only: until then it may be in use."""
-    try:
-        return _pool(backend).pop()
-    except IndexError:  # asked first, another thread could take the last one meanwhile
-        return backend.empty((BUCKET_NBYTES,), "uint8")
-
-
 def as_dtype(memory: np.ndarray, dtype: str) -> Any:
     """Bytes as elements of `dtype`: an array of NumPy, or of torch if NumPy lacks the type."""
     try:
@@ -345,10 +331,3 @@ def as_dtype(memory: np.ndarray, dtype: str) -> Any:
     except TypeError:  # NumPy has no bfloat16 of its own; then the leaves come from torch
         torch = sys.modules["torch"]
         return torch.from_numpy(memory).view(getattr(torch, dtype))
-
-
-def bump_versions(written: Iterable[Any]) -> None:
-    """Tell torch's autograd which tensors were written behind its back: it can then refuse to use them."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.autograd.graph.increment_version([x for x in written if isinstance(x, torch.Tensor)])

@@ -159,10 +159,6 @@ def kind_of_array(dtype: str, shape: tuple[int, ...], device: str = "cpu") -> st
     return f"{dtype} {shape}" if device == "cpu" else f"{dtype} {shape}{_ON_DEVICE}{device} device"
 
 
-def _with_memory(kind: str) -> str:
-    return kind if _ON_DEVICE in kind else f"{kind} in host memory"
-
-
 def _kind_of_other(leaf: Any) -> str:
     if leaf is None:
         return ABSENT
@@ -315,7 +311,8 @@ def check_same(
             found -= {ABSENT}
         if len(found) > 1:
             elements = [kind.partition(_ON_DEVICE)[0] for kind in kinds]
-            kinds = elements if len(set(elements)) > 1 else [_with_memory(kind) for kind in kinds]
+            with_memory = [kind if _ON_DEVICE in kind else f"{kind} in host memory" for kind in kinds]
+            kinds = elements if len(set(elements)) > 1 else with_memory
             raise MismatchError(
                 f"{acts[0]} in group {group}: {leaf_text(name)} is {by_rank(kinds)}; "
                 "all ranks must pass trees of the same structure, shapes and dtypes"

@@ -14,7 +14,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.reduce_ops import MEAN
 from samestep.trees import signature
-from samestep.trees.fusion import Timer, as_dtype, bump_versions, fused
+from samestep.trees.fusion import Timer, fused
 from samestep.trees.structure import flatten
 
 _WHOLE = 2**53  # below it every whole number is a float
@@ -170,27 +170,8 @@ class Weights(signature.Comparison):
         found = {i: why_not(info.dtype, self.mine) for i, info in enumerate(infos) if info is not None}
         return {i: why for i, why in found.items() if why}
 
-    def mean(self, leaves: Sequence[Any], infos: Sequence[ArrayInfo], left: Timer) -> list[Any]:
-        """The mean of each array over all ranks, as `fusion.allreduce_leaves` returns reductions."""
-        backend = self._backend
+    def operator_for(self, infos: Sequence[ArrayInfo]) -> tuple[int, float, float]:
+        """What `allreduce_leaves` takes for the mean of such arrays. Raises as `require_sum`, on all ranks."""
         groups = {ADDED_AS[info.dtype] for info in infos}
-        require_sum(groups, self.total, f"{self._act} in group {backend.name}")
-        on_device = [x for x, info in zip(leaves, infos, strict=True) if info.device != "cpu"]
-        backend._await_streams(on_device, left())
-        plain, copies = list(leaves), {}
-        for i, (x, info) in enumerate(zip(leaves, infos, strict=True)):
-            if info.device != "cpu" or _core.fast_tree([x]) is None:
-                copies[i] = np.empty(info.nbytes, np.uint8)
-                _core.pack([x], copies[i], as_they_lie=True)
-                plain[i] = as_dtype(copies[i], info.dtype)
-        tree = _core.fast_tree(plain)
-        assert tree is not None
-        self.reduce(tree, left)
-        backend._await_streams(on_device, left())
-        results = list(leaves)
-        for i, memory in copies.items():
-            target = leaves[i] if infos[i].writable else arrays.new_like(leaves[i])
-            _core.unpack(memory, [target], as_they_lie=True)
-            bump_versions([target])
-            results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
-        return results
+        require_sum(groups, self.total, f"{self._act} in group {self._backend.name}")
+        return MEAN, self.mine, self.total

@@ -43,12 +43,12 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
     Returns:
       Whether ranks are watched; the same on all.
     """
-    several_hosts = len(set(hosts)) > 1
-    ports = _Ports.open(_name_of_another(hosts, comm.rank) if several_hosts else "")
+    elsewhere = next((host for host in hosts if host != hosts[comm.rank]), "")
+    ports = _Ports.open(elsewhere.partition("/")[0])
     mine = ports.endpoint if ports is not None else None
     layout = [([str, int, int], None), bool]
     table = json_exchange.allgather(comm, (mine, bootstrap_mpi.has_fabric()), layout, timeout)
-    if several_hosts and not any(fabric for _, fabric in table):
+    if elsewhere and not any(fabric for _, fabric in table):
         comm.configure(default_segment_bytes=_EAGER_PIECE)
     endpoints: list[_Endpoint | None] = [endpoint and _Endpoint(*endpoint) for endpoint, _ in table]
     found = [endpoint for endpoint in endpoints if endpoint is not None]
@@ -68,10 +68,6 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
     elif ports is not None:
         ports.close()
     return everywhere
-
-
-def _name_of_another(hosts: Sequence[str], rank: int) -> str:
-    return next(host for host in hosts if host != hosts[rank]).partition("/")[0]
 
 
 def _next_host(hosts: Sequence[str], rank: int) -> int:

@@ -71,7 +71,7 @@ def disagree_at_a_tree():
 
     def reduce_all():
         infos = [arrays.info(x) for x in tree]
-        fusion.allreduce_leaves(world, tree, infos, "sum", names=[str(i) for i in range(9)])
+        fusion.allreduce_leaves(world, tree, infos, ss.SUM.value, 1.0, names=[str(i) for i in range(9)])
 
     attempt(lambda: reduce_all() if rank else world.iallreduce(tree[0]).wait(host=True) and None)
     attempt(lambda: world.iallreduce(tree[0]).wait(host=True) and None)
