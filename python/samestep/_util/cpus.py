@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ def usable_cpus(root: Path = Path("/")) -> int:
     return max(1, in_mask if quota is None else min(in_mask, math.ceil(quota)))
 
 
+@functools.cache  # programs open groups by the hundred
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs that the control groups of this process grant it, or None."""
     found = []

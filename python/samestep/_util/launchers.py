@@ -123,8 +123,8 @@ def _candidates(env: Mapping[str, str]) -> list[Launcher]:
     rows = [("openmpi", "OMPI_COMM_WORLD_SIZE", True)]
     # srun speaks PMI as well; hydra alone sets MPI_LOCALNRANKS.
     rows.append(("hydra", "PMI_SIZE", "MPI_LOCALNRANKS" in env or "SLURM_STEP_ID" not in env))
-    speaks_mpi = any(name.startswith(_OF_PMI) for name in env)
     is_task = _is_task_of_srun(env)
+    speaks_mpi = is_task and any(name.startswith(_OF_PMI) for name in env)
     ours = _settings.get(_settings.LAUNCHER, env) is not None and _TORCHRUN not in env
     rows += [
         ("slurm", "SLURM_STEP_NUM_TASKS", is_task and speaks_mpi),

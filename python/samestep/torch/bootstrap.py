@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import Any
 
@@ -22,6 +23,7 @@ from samestep.world import (
     opening,
 )
 
+_prepare_core_once = functools.cache(lifecycle.prepare_core)
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
 
@@ -55,7 +57,7 @@ def open_group(
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
         if size > 1 and children.is_import_for_child():
             raise InvalidArgumentError(children.refusal("init_process_group"))
-        lifecycle.prepare_core()
+        (_prepare_core_once if global_ranks else lifecycle.prepare_core)()
         interfaces.check_names(os.environ)
         by_mpi = _started_by_mpi(rank, size, global_ranks)
         alone = contextlib.nullcontext()
