@@ -6,7 +6,6 @@ import datetime
 import decimal
 import enum
 import fractions
-import functools
 import types
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -311,13 +310,6 @@ def test_python_ints_are_exact_or_refused(group, op, value):
 # ---- comparing
 
 
-def schedule(*captured, default=None, keyword=None):
-    def rate(step, scale=default, *, least=keyword):
-        return captured, step, scale, least
-
-    return rate
-
-
 OTHERS = {
     **PASSED,
     "fractions": (fractions.Fraction(1, 3), fractions.Fraction(2, 3)),
@@ -335,12 +327,6 @@ OTHERS = {
     "units of dates": (np.array([5], "m8[s]"), np.array([5], "m8[ms]")),
     "objects that are texts": (np.array(["a", None], object), np.array(["b", None], object)),
     "sets": ({"a", "b", "c"}, {"a", "b"}),
-    "what functions have captured": (schedule(0.1), schedule(0.2)),
-    "functions that functions have captured": (schedule(schedule(1)), schedule(schedule(2))),
-    "arrays that functions have captured": (schedule(np.ones(2)), schedule(np.zeros(2))),
-    "defaults of functions": (schedule(default=0.1), schedule(default=0.2)),
-    "defaults of keywords": (schedule(keyword="a"), schedule(keyword="b")),
-    "functions in a partial": (functools.partial(schedule(1), 2), functools.partial(schedule(2), 2)),
 }
 
 
@@ -367,15 +353,6 @@ SEEN_BY_SAME = (
     "decimal",
     "set",
 )
-
-
-def test_same_refuses_functions_that_have_captured_what_it_cannot_compare(group):
-    def itself():
-        return itself
-
-    for leaf in (schedule(Plain(1)), itself):
-        with pytest.raises(ss.InvalidArgumentError, match=r"same\(\).*leaf \['k'\].* ranks cannot compare"):
-            group.same({"k": leaf})
 
 
 @pytest.mark.parametrize("who", ["all", "the last"])
