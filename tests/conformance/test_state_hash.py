@@ -1,5 +1,6 @@
 """All ranks hold the same bits, or the leaf and the ranks that differ are named."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -121,3 +122,40 @@ def test_verify_has_to_be_a_number_of_steps(group, monkeypatch):
             ss.InvalidArgumentError, match="SAMESTEP_VERIFY must be a number of steps, got 'often'"
         ):
             ss.DistributedOptimizer(group, SGD())
+
+
+def schedule(*captured, default=None, keyword=None):
+    def rate(step, scale=default, *, least=keyword):
+        return captured, step, scale, least
+
+    return rate
+
+
+FUNCTIONS = {
+    "what they have captured": (schedule(0.1), schedule(0.2)),
+    "functions that they have captured": (schedule(schedule(1)), schedule(schedule(2))),
+    "arrays that they have captured": (schedule(np.ones(2)), schedule(np.zeros(2))),
+    "defaults": (schedule(default=0.1), schedule(default=0.2)),
+    "defaults of keywords": (schedule(keyword="a"), schedule(keyword="b")),
+    "in a partial": (functools.partial(schedule(1), 2), functools.partial(schedule(2), 2)),
+}
+
+
+@pytest.mark.parametrize("what", FUNCTIONS)
+def test_functions_differ_by_what_they_hold(group, what):
+    one, other = FUNCTIONS[what]
+    assert len({*group.allgather_object(group.same({"k": one}))}) == 1
+    alone = group.group([group.rank])
+    assert alone.same({"k": one}) != alone.same({"k": other})
+    if group.size > 1:
+        with pytest.raises(ss.MismatchError, match=r"leaf \['k'\]"):
+            group.same({"k": one if group.rank else other})
+
+
+def test_functions_that_hold_what_cannot_be_compared_are_refused(group):
+    def itself():
+        return itself
+
+    for leaf in (schedule(object()), itself):
+        with pytest.raises(ss.InvalidArgumentError, match=r"same\(\).*leaf \['k'\].* ranks cannot compare"):
+            group.same({"k": leaf})

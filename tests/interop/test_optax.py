@@ -120,6 +120,28 @@ def test_states_are_synchronized(group):
     np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(0)))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_random_keys_are_not_added_up(group, compiled):
+    tree = {"k": jax.random.key(5), "x": jnp.ones(2)}
+    for reduce in (
+        lambda t: group.allreduce_tree(t, "sum"),
+        lambda t: ss.allreduce_gradients(group, t),
+        lambda t: ss.allreduce_gradients(group, t, weight=1.0) if not compiled else group.allreduce_tree(t),
+    ):
+        with pytest.raises(
+            ss.InvalidArgumentError, match=r"leaf \['k'\].*: a random key, whose bits have no sum"
+        ):
+            (jax.jit(reduce) if compiled else reduce)(tree)
+    with pytest.raises(ss.InvalidArgumentError, match="a random key"):
+        ss.Accumulator(group).add(tree)
+    if compiled:
+        with pytest.raises(ss.InvalidArgumentError, match="allreduce: a random key"):
+            jax.jit(group.allreduce)(tree["k"])
+    key = group.bcast if compiled else lambda k: ss.synchronize(group, k)
+    got = (jax.jit(key) if compiled else key)(jax.random.key(group.rank))
+    np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(jax.random.key(0)))
+
+
 def test_arrays_stay_arrays_of_jax_and_shared_ones_shared(group):
     array = jnp.full(3, group.rank + 1.0)
     got = ss.synchronize(group, [array, array], root=group.size - 1)

@@ -213,6 +213,39 @@ def test_torch_gradients_are_averaged_before_clipping_on_request(group):
     assert_equal_tensors(two, one)
 
 
+@pytest.mark.parametrize("op", ["avg", "sum"])
+@pytest.mark.parametrize("between", ["set to None", "set to zeros", "kept"])
+def test_torch_gradients_computed_after_the_average_are_averaged_too(group, between, op):
+    def gradient(rank, i):
+        return torch.full((4, 4), (rank + 1.0) * 10**i)
+
+    def run(i):
+        (net(torch.ones(1, 4)).sum() * (group.rank + 1) * 10**i).backward()
+
+    net = torch.nn.Linear(4, 4, bias=False)
+    opt = ss.ShardedOptimizer(group, torch.optim.SGD(net.parameters(), 1.0), op=op)
+    before = net.weight.detach().clone()
+    want = sum(gradient(rank, 1) for rank in range(group.size))
+    run(0)
+    opt.average()
+    torch.autograd.grad(net(torch.ones(1, 4)).sum(), list(net.parameters()))  # adds to nothing
+    if between == "kept":
+        want = want + sum(gradient(rank, 0) for rank in range(group.size))
+    else:
+        opt.zero_grad(set_to_none=between == "set to None")
+    if op == "sum" and between == "kept":
+        with pytest.raises(ss.InvalidArgumentError, match=r"backward\(\) after opt.average\(\)"):
+            run(1)
+        return
+    run(1)
+    opt.step()
+    torch.testing.assert_close(net.weight.detach(), before - want / (group.size if op == "avg" else 1))
+    opt.zero_grad()
+    run(1)  # no longer watched
+    opt.average()
+    opt.step()
+
+
 def test_torch_shards_give_the_bits_of_any_number_of_ranks(group):
     def run(backend):
         net = network()

@@ -369,3 +369,19 @@ def test_means_add_up_over_passes(group):
     for _ in range(3):
         (net(torch.ones(1, 4)).sum() * (group.rank + 1)).backward()
     assert_close(gradients(net), [torch.full_like(p, 3 * (group.size + 1) / 2) for p in net.parameters()])
+
+
+def test_a_sum_of_a_layer_in_several_reentrant_checkpoints_is_refused(group):
+    from torch.utils.checkpoint import checkpoint
+
+    layer, last = nn.Linear(3, 3), nn.Linear(3, 1)
+    _opt = ss.DistributedOptimizer(
+        group, torch.optim.SGD([*layer.parameters(), *last.parameters()]), op="sum"
+    )
+    x = torch.ones(1, 3, requires_grad=True)
+    with pytest.raises(ss.InvalidArgumentError, match="use_reentrant=False"):
+        sum(last(checkpoint(layer, x * k, use_reentrant=True)).sum() for k in (1, 2)).backward()
+    layer.zero_grad()
+    last.zero_grad()
+    sum(last(checkpoint(layer, x * k, use_reentrant=False)).sum() for k in (1, 2)).backward()
+    assert_close([last.bias.grad], [torch.full((1,), 2.0 * group.size)])

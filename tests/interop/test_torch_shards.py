@@ -123,3 +123,37 @@ def test_an_optimizer_is_distributed_once(group):
         ss.DistributedOptimizer(group, opt, shards=2)
     with pytest.raises(ss.InvalidArgumentError, match="for op AVG"):
         ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), op=ss.SUM, shards=2)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_that_no_shard_holds_are_refused_on_all_ranks(group, sharded):
+    def make():
+        net = nn.Linear(2, 1)
+        wrap = ss.ShardedOptimizer if sharded else ss.DistributedOptimizer
+        return net, wrap(group, torch.optim.SGD(net.parameters(), 0.1), shards=group.size)
+
+    net, opt = make()
+    with opt.shard(group.rank):
+        net(torch.ones(1, 2)).sum().backward()
+    if group.rank == 0:
+        net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ss.InvalidArgumentError, match=r"rank 0: the gradient of .* outside of opt.shard\(\)"):
+        opt.average()
+
+    net, opt = make()
+    for to_none in (True, False):  # zeros are no gradients
+        net(torch.ones(1, 2)).sum().backward()
+        with opt.shard(group.rank):
+            net(torch.ones(1, 2)).sum().backward()
+        net(torch.ones(1, 2)).sum().backward()
+        opt.zero_grad(set_to_none=to_none)
+        opt.average()
+        assert torch.equal(net.weight.grad, torch.ones(1, 2))
+        opt.step()
+
+    nested = pytest.raises(ss.InvalidArgumentError, match=r"opt.shard\(\) within opt.shard\(\)")
+    with nested, opt.shard(group.rank), opt.shard(group.rank):
+        pass
+    with opt.shard(group.rank):
+        net(torch.ones(1, 2)).sum().backward()
+    opt.step()

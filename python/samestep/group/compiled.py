@@ -17,6 +17,9 @@ from samestep.reduce_ops import Op, resolve
 Group = Any  # samestep.group.group.Group, which cannot be imported here: its bases use this module
 _MADE_BY = "samestep.group.jax_primitive"  # is loaded where a program has collectives
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
+NO_SUM_OF_KEYS = "a random key, whose bits have no sum or mean; leave it out, or make it equal by synchronize"
+"""Why reductions refuse typed random keys of JAX."""
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
@@ -52,11 +55,13 @@ def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
 
     Raises:
       InvalidArgumentError: the program is for several devices at once, or is to be differentiated where there is no
-        derivative.
+        derivative; or random keys would be reduced.
     """
     from samestep.group import jax_primitive
 
     _refuse_parallel_devices(collective.act)
+    if collective.verb in _REDUCTIONS:
+        _refuse_keys(collective, leaves)
     return jax_primitive.bind(collective, leaves)
 
 
@@ -155,6 +160,15 @@ def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:
     timeout = given["timeout"]
     limit = backend.timeout if timeout is None else seconds(timeout)
     return call(Collective(group_of(backend), verb, verb, code, factor, root, limit), [x])[0]
+
+
+def _refuse_keys(collective: Collective, leaves: Sequence[Any]) -> None:
+    import jax
+
+    for i, leaf in enumerate(leaves):
+        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+            which = f"leaf {collective.names[i]}: " if collective.names[i] else ""
+            raise InvalidArgumentError(f"{collective.act}: {which}{NO_SUM_OF_KEYS}")
 
 
 def _refuse_parallel_devices(act: str) -> None:

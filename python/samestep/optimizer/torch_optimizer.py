@@ -192,7 +192,8 @@ class Averager:
             raise InvalidArgumentError(
                 f"DistributedOptimizer(op={op_name(self._op, 'DistributedOptimizer')}): {slot.name} has the sum over "
                 "ranks of an earlier backward(), which this one would sum up once more; call zero_grad() between "
-                "steps, and within a step all backward() but the last in no_sync(opt)"
+                "steps, and within a step all backward() but the last in no_sync(opt); a layer in several checkpoints, "
+                "each of which is a backward() of its own, needs use_reentrant=False"
             )
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages

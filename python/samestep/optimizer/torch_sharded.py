@@ -7,6 +7,7 @@ the state belongs. Everything else, such as schedulers, `zero_grad` and clipping
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from samestep.optimizer.torch_probe import require_elementwise
 from samestep.optimizer.torch_sharded_state import gather, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
 from samestep.optimizer.torch_state import named_parameters, require_plain
-from samestep.reduce_ops import Premul
+from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
 
@@ -50,6 +51,28 @@ def distribute(
     if shards is not None:
         known.shard = parts.gradients.shard
     return optimizer
+
+
+def _look_at_sum(
+    parts: weakref.ref[_ShardedStep], parameter: weakref.ref[torch.Tensor], _: torch.Tensor
+) -> None:
+    """Whether `.grad` holds a sum over ranks, to which `backward` is about to add."""
+    known, of = parts(), parameter()
+    if known is not None and of is not None:
+        known._is_onto_sum = of.grad is not None and bool(of.grad.any())
+
+
+def _see_another_gradient(parts: weakref.ref[_ShardedStep], _: torch.Tensor) -> None:
+    """A `backward` after `average`: `step` averages anew. The mean of a mean and of what is added is that of all."""
+    known = parts()
+    if known is None:
+        return
+    known._is_averaged = False
+    if known._is_onto_sum:
+        raise InvalidArgumentError(
+            f"{_ACT}: backward() after opt.average() adds to the sum over ranks, which step() would sum up once more; "
+            "call opt.zero_grad() between them, or average once, after the last backward()"
+        )
 
 
 def _through(name: str) -> Any:
@@ -79,6 +102,8 @@ class _ShardedStep:
         }
         self.gradients: Any = None if shards is None else ShardedGradients(backend, optimizer, shards)
         self._is_averaged = False
+        self._is_onto_sum = False  # that `average` has left
+        self._watches: list[Any] = []
         self._verifier = Verifier.wanted(backend, f"{_ACT}({type(optimizer).__name__})")
         whole = {p: dict(entries) for p, entries in optimizer.state.items()}
         self._idle: dict[int, dict[str, Any]] = {}  # state of parameters that are not trained, whole
@@ -148,11 +173,31 @@ class _ShardedStep:
                 mean = allreduce_tree(self._backend, tree, self._op)
             for name, parameter in zip(self._names, self._parameters, strict=True):
                 parameter.grad = mean[name]
+            self._watch()
         self._is_averaged = True
+
+    def _watch(self) -> None:
+        """Learn of gradients that `backward` computes from now on until `step`."""
+        self._stop_watching()
+        is_mean = not isinstance(self._op, Premul) and resolve(self._op) == resolve(ReduceOp.AVG)
+        myself = weakref.ref(self)
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                seen = functools.partial(_see_another_gradient, myself)
+                self._watches.append(parameter.register_post_accumulate_grad_hook(seen))
+                if not is_mean:
+                    before = functools.partial(_look_at_sum, myself, weakref.ref(parameter))
+                    self._watches.append(parameter.register_hook(before))
+
+    def _stop_watching(self) -> None:
+        self._is_onto_sum = False
+        while self._watches:
+            self._watches.pop().remove()
 
     def step(self, closure: Any = None) -> Any:
         """One step: average, update this rank's part, and share it. Collective."""
         loss = None
+        self._stop_watching()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.step.accumulator import Accumulator
@@ -40,6 +41,8 @@ class ShardedGradients:
         like = {name: p.detach() for name, p in named_parameters(optimizer).items() if p.requires_grad}
         self._total = Accumulator(backend, shards, like=like)
         self._is_averaged = False
+        self._is_within = False  # a shard
+        self._has_added = False  # since the last mean, so that parameters have no gradients
         self._verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
 
     @contextlib.contextmanager
@@ -51,24 +54,41 @@ class ShardedGradients:
         Args:
           index: which shard, if the optimizer has `shards`.
           weight: how much it counts: most often its number of items, or tokens.
+
+        Raises:
+          InvalidArgumentError: within another shard; or as `Accumulator.add`.
         """
+        if self._is_within:
+            raise InvalidArgumentError(
+                "DistributedOptimizer: opt.shard() within opt.shard(): its gradients would be lost"
+            )
         parameters = self._parameters()
         _drop_gradients(parameters)
+        self._is_within = True
         try:
             yield
             grads = {name: p.grad for name, p in parameters.items()}
             self._total.add(grads, shard=index, weight=weight, copy=False)  # parameters drop them here
-            self._is_averaged = False
+            self._is_averaged, self._has_added = False, True
         finally:
+            self._is_within = False
             _drop_gradients(parameters)
 
     def average(self) -> None:
         """Give all parameters the mean gradient of the step, e.g. to clip it before `step`. Collective.
 
-        Raises: as `Accumulator.mean`.
+        Raises: as `Accumulator.mean`; and InvalidArgumentError, on all ranks, if a gradient was computed after a shard.
         """
+        parameters = self._parameters()
+        outside = [name for name, p in parameters.items() if self._has_added and _is_nonzero(p.grad)]
+        if outside:
+            self._total._refuse(
+                f"the gradient of {outside[0]} was computed outside of opt.shard(), and would be lost; call backward() "
+                "within it, or zero_grad() after it"
+            )
+        self._has_added = False
         mean = self._total.mean()
-        for name, parameter in self._parameters().items():
+        for name, parameter in parameters.items():
             parameter.grad = mean[name]
         self._is_averaged = True
 
@@ -85,6 +105,10 @@ class ShardedGradients:
         optimizer = self._optimizer()
         found = {} if optimizer is None else named_parameters(optimizer)
         return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
+
+
+def _is_nonzero(grad: torch.Tensor | None) -> bool:
+    return grad is not None and (grad.layout is not torch.strided or bool(grad.any()))
 
 
 def _drop_gradients(parameters: dict[str, torch.Tensor]) -> None:

@@ -118,6 +118,10 @@ class Accumulator:
 
         self._partials: PairwiseTree[Partial] = PairwiseTree(n_leaves, merge)
 
+    def _refuse(self, why: str) -> None:
+        """Let `mean` raise InvalidArgumentError on all ranks, for this reason. No communication."""
+        self._failure = why
+
     def add(self, grads: Any, *, shard: int | None = None, weight: float = 1.0, copy: bool = True) -> None:
         """Add the gradients of one shard. No communication.
 

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+KEY_DATA = ".<random key>"
+"""How the name of a leaf ends that is the data of a typed random key of JAX: no attribute has such a name."""
+
 
 class Node(NamedTuple):
     """One opened container: `rebuild(children)` gives it back."""
@@ -23,7 +26,7 @@ def expand_jax(tree: Any) -> Node | None:
     if isinstance(tree, jax.Array) and jax.dtypes.issubdtype(tree.dtype, jax.dtypes.prng_key):
         kind = jax.random.key_impl(tree)
         return Node(
-            [".key_data"], [jax.random.key_data(tree)], lambda v: jax.random.wrap_key_data(v[0], impl=kind)
+            [KEY_DATA], [jax.random.key_data(tree)], lambda v: jax.random.wrap_key_data(v[0], impl=kind)
         )
     if jax.tree_util.all_leaves([tree]):
         return None

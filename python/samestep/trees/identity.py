@@ -108,7 +108,7 @@ def _identity_of(leaf: Any) -> str | None:
         return f"float0 {leaf.shape}"
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _identity_in_numpy(leaf)
-    return _identity_of_value(leaf) or _identity_of_parts(leaf) or _name_of_callable(leaf)
+    return _identity_of_value(leaf) or _identity_of_parts(leaf) or _identity_of_callable(leaf)
 
 
 def _identity_in_numpy(leaf: Any) -> str | None:
@@ -154,6 +154,19 @@ def _identity_of_parts(leaf: Any) -> str | None:
 def _behind(name: str, parts: tuple[Any, ...]) -> str | None:
     inner = identity_of(parts)
     return inner and f"{name}{inner}"
+
+
+def _identity_of_callable(leaf: Any) -> str | None:
+    """Its name; of a function also what it has captured, and the defaults of its arguments."""
+    name = _name_of_callable(leaf)
+    if name is None or not isinstance(leaf, types.FunctionType):
+        return name
+    try:
+        captured = tuple(cell.cell_contents for cell in leaf.__closure__ or ())
+    except ValueError:  # one that is still empty
+        return None
+    parts = captured, leaf.__defaults__, tuple(sorted((leaf.__kwdefaults__ or {}).items()))
+    return name if parts == ((), None, ()) else _behind(name, parts)
 
 
 def _name_of_callable(leaf: Any) -> str | None:

@@ -9,8 +9,10 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.compiled import NO_SUM_OF_KEYS
 from samestep.group.group import Group
 from samestep.trees import signature
+from samestep.trees.adapters import KEY_DATA
 from samestep.trees.identity import is_array, is_flag, is_number, passes
 from samestep.trees.structure import DEEPEST, fields_of
 
@@ -54,6 +56,8 @@ def describe_leaves(
                 leaves[i], is_whole=len(names) == 1 and not names[0]
             ):
                 refusals[i] = why
+    if KEY_DATA in "\0".join(names):  # a loop would be felt
+        refusals |= {i: NO_SUM_OF_KEYS for i, name in enumerate(names) if name.endswith(KEY_DATA)}
     kinds = signature.with_refusals(looks.kinds, refusals) if refusals else looks.kinds
     return values, numbers, looks._replace(kinds=kinds)
 
