@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from samestep.arrays import is_jax
 from samestep.data.steps import Shard
 from samestep.errors import MismatchError
 from samestep.group import compiled
 from samestep.step.audit import Audited, Differs, with_another
 from samestep.step.together import Together
+from samestep.trees import flatten
 from samestep.world.member import is_loss, member
 
 _JOIN, _STOP = 1, 2  # what a rank says at the end of a step; the greatest holds
@@ -108,4 +110,9 @@ class Step:
             values = pickle.loads(self._copy)
             state.load_state_dict({**state.state_dict(), "parts": values})
             return True
-        return not (self._block.has_reduced or changed)
+        return not (self._block.has_reduced or changed or self._has_given_away())
+
+    def _has_given_away(self) -> bool:
+        """Whether an array of the state has become the memory of a result (`donate_argnums` of `jax.jit`)."""
+        leaves = flatten(self._state._values()).leaves
+        return any(is_jax(leaf) and leaf.is_deleted() for leaf in leaves)

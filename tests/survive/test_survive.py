@@ -148,6 +148,16 @@ def test_programs_with_collectives_are_compiled_anew(undisturbed, verb):
     assert result(done) == [*undisturbed("compiled", verb), "2"]
 
 
+def test_arrays_that_a_program_was_given_for_good(undisturbed):
+    """Its results take their memory, so they are gone when it fails."""
+    pytest.importorskip("jax")
+    code, out, err = run("compiled", ["1.0@3:begin"], "allreduce", None, True, n=3, words=elastic())
+    assert (code != 0, "result" in out) == (True, False)
+    assert "TrainState: step 3 cannot be repeated" in err
+    done = run("compiled", ["1.0@3:begin"], "allreduce", None, True, True, n=3, words=elastic())
+    assert result(done) == [*undisturbed("compiled", "allreduce"), "2"]
+
+
 @slow
 @pytest.mark.parametrize("verb", ["allreduce", "allgather", "gradient"])
 def test_programs_with_collectives_and_a_newcomer(undisturbed, verb, tmp_path):

@@ -195,7 +195,7 @@ def jax(planned=(), shards=8):
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
 
 
-def compiled(planned=(), verb="allreduce", folder=None):
+def compiled(planned=(), verb="allreduce", folder=None, donates=False, undo=False):
     """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again."""
     import jax
     import jax.numpy as jnp
@@ -209,11 +209,11 @@ def compiled(planned=(), verb="allreduce", folder=None):
         "tree": lambda mine: backend.allreduce_tree({"mine": mine})["mine"],
         "gradient": lambda all_: jax.grad(lambda x: backend.allreduce(x * all_, "avg").sum())(jnp.ones(3)),
     }
-    update = jax.jit(lambda w, mine: 0.5 * w + totals[verb](mine))
+    update = jax.jit(lambda w, mine: 0.5 * w + totals[verb](mine), donate_argnums=(0,) if donates else ())
     update(jnp.zeros(3), jnp.ones(3))  # with the ranks of that time: a newcomer has none but itself
     if folder and UID[-1] != "0":
         (Path(folder) / "back").touch()
-    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler)
+    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler, undo=undo)
     state.on_change(lambda world: print("ranks", world.size, flush=True))
     for step in state.steps(epochs=EPOCHS):
         with step:
