@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
+from samestep import _core
 from samestep.arrays import is_jax
 from samestep.data.steps import Shard
 from samestep.errors import MismatchError
@@ -16,6 +20,7 @@ from samestep.step.together import Together
 from samestep.trees import flatten
 from samestep.world.member import is_loss, member
 
+_FIXED = (type(None), bool, int, float, complex, str, np.generic)
 _JOIN, _STOP = 1, 2  # what a rank says at the end of a step; the greatest holds
 
 
@@ -45,6 +50,9 @@ class Step:
         state = self._state
         self._entered = True
         self._before = dict(state._parts)
+        # With programs that reduce, the sums of a block can be known only in part: see `_is_as_before`.
+        self._leaves = flatten(state._values()).leaves if compiled.has_programs() else []
+        self._n_calls = _core.n_compiled_calls()
         self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
         self._block = Together(state._backend, None)
         self._block.audited = self._audited
@@ -110,9 +118,13 @@ class Step:
             values = pickle.loads(self._copy)
             state.load_state_dict({**state.state_dict(), "parts": values})
             return True
-        return not (self._block.has_reduced or changed or self._has_given_away())
+        leaves = flatten(state._values()).leaves
+        if any(is_jax(leaf) and leaf.is_deleted() for leaf in leaves):
+            return False  # the memory of a result now (`donate_argnums` of `jax.jit`)
+        has_reduced = self._block.has_reduced or self._n_calls != _core.n_compiled_calls()
+        return not (has_reduced or changed) or self._is_as_before(leaves)
 
-    def _has_given_away(self) -> bool:
-        """Whether an array of the state has become the memory of a result (`donate_argnums` of `jax.jit`)."""
-        leaves = flatten(self._state._values()).leaves
-        return any(is_jax(leaf) and leaf.is_deleted() for leaf in leaves)
+    def _is_as_before(self, leaves: list[Any]) -> bool:
+        """Whether these are the leaves that the state had before the step, and none can be changed in place."""
+        same = len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
+        return same and all(is_jax(leaf) or isinstance(leaf, _FIXED) for leaf in leaves)

@@ -158,6 +158,18 @@ def test_arrays_that_a_program_was_given_for_good(undisturbed):
     assert result(done) == [*undisturbed("compiled", "allreduce"), "2"]
 
 
+@pytest.mark.parametrize("library", ["jax", "numpy"])
+def test_a_collective_follows_the_update_by_a_program(undisturbed, library):
+    """Arrays of JAX are what they were, whatever the program has computed; others may have changed in place."""
+    pytest.importorskip("jax")
+    done = run("compiled", ["0.0@5:updated"], "allreduce", None, False, False, library, n=3, words=elastic())
+    if library == "jax":
+        assert result(done) == [*undisturbed("compiled", "allreduce"), "2"]
+    else:
+        assert (done[0] != 0, "result" in done[1]) == (True, False)
+        assert "TrainState: step 5 cannot be repeated" in done[2]
+
+
 @slow
 @pytest.mark.parametrize("verb", ["allreduce", "allgather", "gradient"])
 def test_programs_with_collectives_and_a_newcomer(undisturbed, verb, tmp_path):

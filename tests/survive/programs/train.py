@@ -195,8 +195,11 @@ def jax(planned=(), shards=8):
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
 
 
-def compiled(planned=(), verb="allreduce", folder=None, donates=False, undo=False):
-    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again."""
+def compiled(planned=(), verb="allreduce", folder=None, donates=False, undo=False, metric_after=""):
+    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again.
+
+    `metric_after`: a collective follows the update of "jax" or, in place, of "numpy".
+    """
     import jax
     import jax.numpy as jnp
 
@@ -213,7 +216,8 @@ def compiled(planned=(), verb="allreduce", folder=None, donates=False, undo=Fals
     update(jnp.zeros(3), jnp.ones(3))  # with the ranks of that time: a newcomer has none but itself
     if folder and UID[-1] != "0":
         (Path(folder) / "back").touch()
-    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler, undo=undo)
+    w = np.zeros(3, np.float32) if metric_after == "numpy" else jnp.zeros(3)
+    state = ss.TrainState(backend, w=w, sampler=sampler, undo=undo)
     state.on_change(lambda world: print("ranks", world.size, flush=True))
     for step in state.steps(epochs=EPOCHS):
         with step:
@@ -222,8 +226,14 @@ def compiled(planned=(), verb="allreduce", folder=None, donates=False, undo=Fals
                 await_that((Path(folder) / "back").exists)
             time.sleep(0.3 if folder and state.step > 7 and backend.size < 3 else 0.0)
             mine = sum((x[shard.items].sum(0) for shard in step), start=np.zeros(3, np.float32))
-            state.w = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            made = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            if metric_after == "numpy":
+                state.w[...] = made
+            else:
+                state.w = made
             deaths.at(state.step + 1, "updated")
+            if metric_after:
+                backend.allreduce(1.0)
     report(state, np.asarray(state.w))
 
 
