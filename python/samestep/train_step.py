@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,6 @@ from samestep.errors import MismatchError
 from samestep.group import compiled
 from samestep.step.audit import Audited, Differs, with_another
 from samestep.step.together import Together
-from samestep.trees import flatten
 from samestep.world.member import is_loss, member
 
 _FIXED = (type(None), bool, int, float, complex, str, np.generic)
@@ -50,8 +50,7 @@ class Step:
         state = self._state
         self._entered = True
         self._before = dict(state._parts)
-        # With programs that reduce, the sums of a block can be known only in part: see `_is_as_before`.
-        self._leaves = flatten(state._values()).leaves if compiled.has_programs() else []
+        self._leaves = _leaves_of_jax(state._parts)
         self._n_calls = _core.n_compiled_calls()
         self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
         self._block = Together(state._backend, None)
@@ -118,7 +117,7 @@ class Step:
             values = pickle.loads(self._copy)
             state.load_state_dict({**state.state_dict(), "parts": values})
             return True
-        leaves = flatten(state._values()).leaves
+        leaves = _leaves_of_jax(state._parts)
         if any(is_jax(leaf) and leaf.is_deleted() for leaf in leaves):
             return False  # the memory of a result now (`donate_argnums` of `jax.jit`)
         has_reduced = self._block.has_reduced or self._n_calls != _core.n_compiled_calls()
@@ -126,5 +125,11 @@ class Step:
 
     def _is_as_before(self, leaves: list[Any]) -> bool:
         """Whether these are the leaves that the state had before the step, and none can be changed in place."""
-        same = len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
+        same = 0 < len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
         return same and all(is_jax(leaf) or isinstance(leaf, _FIXED) for leaf in leaves)
+
+
+def _leaves_of_jax(parts: dict[str, Any]) -> list[Any]:
+    """What JAX sees as the leaves of the state: fast, and containers that it does not know are leaves themselves."""
+    jax = sys.modules.get("jax")
+    return [] if jax is None else list(jax.tree_util.tree_leaves(parts))

@@ -84,20 +84,15 @@ def call_function(
     return jax_primitive.bind_function(act, function, leaves, shapes)
 
 
-def has_programs() -> bool:
-    """Whether a program with collectives has been compiled."""
-    return _MADE_BY in sys.modules
-
-
 def await_programs() -> None:
     """Wait for compiled programs that run in the background, and raise what their collectives raise."""
-    if has_programs():
+    if _MADE_BY in sys.modules:
         sys.modules["jax"].effects_barrier()
 
 
 def forget_programs() -> None:
     """Let JAX compile all functions anew: their programs hold the rank and size that this process had."""
-    if has_programs():
+    if _MADE_BY in sys.modules:
         sys.modules["samestep.group.jax_errors"].forget_failed_program()
         sys.modules["jax"].clear_caches()
 
