@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -38,6 +39,9 @@ constexpr const char* kCure =
     "this program was compiled with that group, its rank and size: compile it again (functions of jax.jit do so after "
     "jax.clear_caches())";
 
+/// Calls of all programs that have succeeded. Relaxed order would do: who reads it has waited for the programs.
+std::atomic<std::uint64_t> n_succeeded = 0;
+
 /// One place in a program where ranks communicate. Thread-safe, as the group is.
 class CompiledCall {
  public:
@@ -69,6 +73,7 @@ class CompiledCall {
   void run(const ProgramArrays& in, const ProgramArrays& out) {
     try {
       run_here(in, out);
+      ++n_succeeded;
     } catch (const NotInitializedError& error) {
       throw NotInitializedError(str(error.what(), "; ", kCure));
     }
@@ -298,6 +303,9 @@ void bind_compiled_calls(py::module_& m) {
             call->run(to_arrays(inputs), to_arrays(outputs));
           },
           "inputs"_a, "outputs"_a, "The call on NumPy arrays without gaps.");
+  m.def(
+      "n_compiled_calls", [] { return n_succeeded.load(); },
+      "How many calls of compiled programs have succeeded in this process.");
   m.def(
       "compiled_call_handler", [] { return py::capsule(reinterpret_cast<void*>(&handle_call)); },
       "What XLA calls for a CompiledCall, given its `number`.");

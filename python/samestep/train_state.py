@@ -40,7 +40,7 @@ class TrainState:
     needs `samestep run --min-ranks K`; started otherwise, the loop is the same, and a loss ends the job as always.
 
     A rank that was started again runs the script from its top, as a group of one, until it comes here; it is taken in
-    at the end of a step, and gets the state of a member. All ranks begin with the state of rank 0.
+    between two steps, and gets the state of a member. All ranks begin with the state of rank 0.
 
     Args:
       backend: of `initialize`; to go on after a loss, the native one.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
+from samestep import _core
+from samestep.arrays import is_jax
 from samestep.data.steps import Shard
 from samestep.errors import MismatchError
 from samestep.group import compiled
@@ -14,6 +20,7 @@ from samestep.step.audit import Audited, Differs, with_another
 from samestep.step.together import Together
 from samestep.world.member import is_loss, member
 
+_FIXED = (type(None), bool, int, float, complex, str, np.generic)
 _JOIN, _STOP = 1, 2  # what a rank says at the end of a step; the greatest holds
 
 
@@ -43,6 +50,8 @@ class Step:
         state = self._state
         self._entered = True
         self._before = dict(state._parts)
+        self._leaves = _leaves_of_jax(state._parts)
+        self._n_calls = _core.n_compiled_calls()
         self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
         self._block = Together(state._backend, None)
         self._block.audited = self._audited
@@ -108,4 +117,19 @@ class Step:
             values = pickle.loads(self._copy)
             state.load_state_dict({**state.state_dict(), "parts": values})
             return True
-        return not (self._block.has_reduced or changed)
+        leaves = _leaves_of_jax(state._parts)
+        if any(is_jax(leaf) and leaf.is_deleted() for leaf in leaves):
+            return False  # the memory of a result now (`donate_argnums` of `jax.jit`)
+        has_reduced = self._block.has_reduced or self._n_calls != _core.n_compiled_calls()
+        return not (has_reduced or changed) or self._is_as_before(leaves)
+
+    def _is_as_before(self, leaves: list[Any]) -> bool:
+        """Whether these are the leaves that the state had before the step, and none can be changed in place."""
+        same = 0 < len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
+        return same and all(is_jax(leaf) or isinstance(leaf, _FIXED) for leaf in leaves)
+
+
+def _leaves_of_jax(parts: dict[str, Any]) -> list[Any]:
+    """What JAX sees as the leaves of the state: fast, and containers that it does not know are leaves themselves."""
+    jax = sys.modules.get("jax")
+    return [] if jax is None else list(jax.tree_util.tree_leaves(parts))

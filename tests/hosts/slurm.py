@@ -3,8 +3,11 @@
 import contextlib
 import os
 import shutil
+import tempfile
 import time
+from pathlib import Path
 
+import pytest
 from lab import PATIENCE_S
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
@@ -40,6 +43,19 @@ def missing():
         if absent
         else ""
     )
+
+
+@contextlib.contextmanager
+def cluster(lab, n_hosts=2):
+    """Slurm on the hosts of a lab, or a test that is skipped."""
+    if reason := missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
+        made = Slurm(lab, n_hosts, Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 class Slurm:
@@ -98,8 +114,12 @@ class Slurm:
     def logs(self):
         return "\n".join(file.read_text() for file in sorted(self._folder.glob("*.out")))
 
+    def start(self, *argv, **env):
+        """A command of Slurm on the first host."""
+        return self._lab.start("node0", argv, env=self._env | env)
+
     def srun(self, *words):
-        return self._lab.start("node0", ["srun", *words], env=self._env)
+        return self.start("srun", *words)
 
     def close(self):
         for daemon in reversed(self._daemons):

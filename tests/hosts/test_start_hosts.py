@@ -4,9 +4,7 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 import slurm
@@ -163,15 +161,9 @@ def test_no_remote_shell_is_an_error_before_anything_starts(run):
 
 
 def test_by_srun(lab):
-    if reason := slurm.missing():
-        pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
-        cluster = slurm.Slurm(lab, 2, Path(folder))
-        try:
-            words = ["-N", "2", "-n", "3", "--distribution=block"]
-            text = ends(cluster.srun(*words, sys.executable, *program(*REDUCE, None, "word")))
-        finally:
-            cluster.close()
+    with slurm.cluster(lab) as cluster:
+        words = ["-N", "2", "-n", "3", "--distribution=block"]
+        text = ends(cluster.srun(*words, sys.executable, *program(*REDUCE, None, "word")))
     assert text.count("met over the network without a secret") == 1  # srun makes none
     found = reports("".join(line for line in text.splitlines(keepends=True) if line.startswith("{")))
     assert [f["host"] for f in found] == ["node0", "node0", "node1"]

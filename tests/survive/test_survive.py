@@ -148,6 +148,28 @@ def test_programs_with_collectives_are_compiled_anew(undisturbed, verb):
     assert result(done) == [*undisturbed("compiled", verb), "2"]
 
 
+def test_arrays_that_a_program_was_given_for_good(undisturbed):
+    """Its results take their memory, so they are gone when it fails."""
+    pytest.importorskip("jax")
+    code, out, err = run("compiled", ["1.0@3:begin"], "allreduce", None, ["donates"], n=3, words=elastic())
+    assert (code != 0, "result" in out) == (True, False)
+    assert "TrainState: step 3 cannot be repeated" in err
+    done = run("compiled", ["1.0@3:begin"], "allreduce", None, ["donates", "undo"], n=3, words=elastic())
+    assert result(done) == [*undisturbed("compiled", "allreduce"), "2"]
+
+
+@pytest.mark.parametrize("library", ["jax", "numpy"])
+def test_a_collective_follows_the_update_by_a_program(undisturbed, library):
+    """Arrays of JAX are what they were, whatever the program has computed; others may have changed in place."""
+    pytest.importorskip("jax")
+    done = run("compiled", ["0.0@5:updated"], "allreduce", None, [f"then {library}"], n=3, words=elastic())
+    if library == "jax":
+        assert result(done) == [*undisturbed("compiled", "allreduce"), "2"]
+    else:
+        assert (done[0] != 0, "result" in done[1]) == (True, False)
+        assert "TrainState: step 5 cannot be repeated" in done[2]
+
+
 @slow
 @pytest.mark.parametrize("verb", ["allreduce", "allgather", "gradient"])
 def test_programs_with_collectives_and_a_newcomer(undisturbed, verb, tmp_path):

@@ -11,7 +11,7 @@ import sys
 import time
 
 if __name__ == "__main__":
-    RANK = int(os.environ.get("RANK", "0"))
+    RANK = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0"))
     if "SURVIVE_HOSTS" in os.environ:  # as many as that, on one machine
         os.environ["SAMESTEP_HOST_ID"] = str(RANK % int(os.environ["SURVIVE_HOSTS"]))
 

@@ -195,8 +195,11 @@ def jax(planned=(), shards=8):
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
 
 
-def compiled(planned=(), verb="allreduce", folder=None):
-    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again."""
+def compiled(planned=(), verb="allreduce", folder=None, how=()):
+    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again.
+
+    `how`: words of "donates", "undo", and "then jax" or "then numpy": a collective follows the update.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -209,11 +212,14 @@ def compiled(planned=(), verb="allreduce", folder=None):
         "tree": lambda mine: backend.allreduce_tree({"mine": mine})["mine"],
         "gradient": lambda all_: jax.grad(lambda x: backend.allreduce(x * all_, "avg").sum())(jnp.ones(3)),
     }
-    update = jax.jit(lambda w, mine: 0.5 * w + totals[verb](mine))
+    update = jax.jit(
+        lambda w, mine: 0.5 * w + totals[verb](mine), donate_argnums=(0,) if "donates" in how else ()
+    )
     update(jnp.zeros(3), jnp.ones(3))  # with the ranks of that time: a newcomer has none but itself
     if folder and UID[-1] != "0":
         (Path(folder) / "back").touch()
-    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler)
+    w = np.zeros(3, np.float32) if "then numpy" in how else jnp.zeros(3)
+    state = ss.TrainState(backend, w=w, sampler=sampler, undo="undo" in how)
     state.on_change(lambda world: print("ranks", world.size, flush=True))
     for step in state.steps(epochs=EPOCHS):
         with step:
@@ -222,8 +228,14 @@ def compiled(planned=(), verb="allreduce", folder=None):
                 await_that((Path(folder) / "back").exists)
             time.sleep(0.3 if folder and state.step > 7 and backend.size < 3 else 0.0)
             mine = sum((x[shard.items].sum(0) for shard in step), start=np.zeros(3, np.float32))
-            state.w = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            made = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            if "then numpy" in how:
+                state.w[...] = made
+            else:
+                state.w = made
             deaths.at(state.step + 1, "updated")
+            if any("then" in word for word in how):
+                backend.allreduce(1.0)
     report(state, np.asarray(state.w))
 
 
