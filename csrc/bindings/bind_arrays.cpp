@@ -194,6 +194,7 @@ void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie
       kernels::unpack(from, to.data, to.extents(), to.steps(), itemsize(to.dtype));
     }
   });
+  for (const py::handle array : arrays) bump_version(array.ptr());
 }
 
 bool do_share_memory(const py::object& x, const py::object& out) {
@@ -219,8 +220,10 @@ void bind_arrays(py::module_& m) {
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
         "the order in which they lie.");
-  m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
-        "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
+  m.def(
+      "unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
+      "The reverse of pack: copy the bytes of `buffer` into the arrays, whose libraries learn that they were written. "
+      "Nothing is written if any argument is bad.");
   m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
         "Waits for the work that is now queued in the streams of a list's device arrays, because copying them cannot "
         "time out. After `timeout` seconds this rank leaves the group and raises TimeoutError.");
