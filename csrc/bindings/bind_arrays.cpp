@@ -230,9 +230,6 @@ void bind_arrays(py::module_& m) {
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "
         "without effect, if they overlap in part, are not on one device or have their axes in different orders.");
-  m.def(
-      "bump_version", [](const py::object& x) { bump_version(x.ptr()); }, py::arg("x"),
-      "Tell the library of `x` that its memory was written through a view (torch counts versions for autograd).");
 }
 
 }  // namespace samestep
