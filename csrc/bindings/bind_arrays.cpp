@@ -194,6 +194,7 @@ void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie
       kernels::unpack(from, to.data, to.extents(), to.steps(), itemsize(to.dtype));
     }
   });
+  for (const py::handle array : arrays) bump_version(array.ptr());
 }
 
 bool do_share_memory(const py::object& x, const py::object& out) {
@@ -219,17 +220,16 @@ void bind_arrays(py::module_& m) {
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
         "the order in which they lie.");
-  m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
-        "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
+  m.def(
+      "unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
+      "The reverse of pack: copy the bytes of `buffer` into the arrays, whose libraries learn that they were written. "
+      "Nothing is written if any argument is bad.");
   m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
         "Waits for the work that is now queued in the streams of a list's device arrays, because copying them cannot "
         "time out. After `timeout` seconds this rank leaves the group and raises TimeoutError.");
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "
         "without effect, if they overlap in part, are not on one device or have their axes in different orders.");
-  m.def(
-      "bump_version", [](const py::object& x) { bump_version(x.ptr()); }, py::arg("x"),
-      "Tell the library of `x` that its memory was written through a view (torch counts versions for autograd).");
 }
 
 }  // namespace samestep

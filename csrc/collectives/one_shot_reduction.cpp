@@ -13,15 +13,15 @@ constexpr std::size_t kFactor = sizeof(double);  // precedes the elements if ran
 /// Whether all peers get the same data. That of a reduce does too if the header exchange has no data for single peers.
 bool goes_to_all(const HeaderExchange& header_exchange, CollectiveType verb) {
   return verb == CollectiveType::allreduce ||
-         (verb == CollectiveType::reduce && header_exchange.max_inline_per_peer() == 0);
+         (verb == CollectiveType::reduce && header_exchange.limits().per_peer == 0);
 }
 
 }  // namespace
 
 bool OneShotReduction::fits(ProgressEngine& engine, CollectiveType verb, std::size_t nbytes) {
   const HeaderExchange& header_exchange = engine.header_exchange();
-  return nbytes + kFactor <=
-         (goes_to_all(header_exchange, verb) ? header_exchange.max_inline() : header_exchange.max_inline_per_peer());
+  const HeaderExchange::Limits& limits = header_exchange.limits();
+  return nbytes + kFactor <= (goes_to_all(header_exchange, verb) ? limits.to_all : limits.per_peer);
 }
 
 HeaderExchange::Bytes OneShotReduction::part_for(int peer) const {

@@ -8,14 +8,12 @@
 namespace samestep {
 
 std::size_t PairwiseExchange::max_inline_bytes(ProgressEngine& engine, CollectiveType verb) {
-  const HeaderExchange& header_exchange = engine.header_exchange();
-  if (verb == CollectiveType::bcast) return without_descriptor_space(header_exchange.max_inline_single_source());
+  const HeaderExchange::Limits& limits = engine.header_exchange().limits();
+  if (verb == CollectiveType::bcast) return without_descriptor_space(limits.single_source);
   // In these each rank sends the same to all peers.
-  const bool same_to_all = header_exchange.max_inline_per_peer() == 0 &&
-                           (verb == CollectiveType::allgatherv || verb == CollectiveType::make_group);
-  return without_descriptor_space(verb == CollectiveType::allgather || same_to_all
-                                      ? header_exchange.max_inline()
-                                      : header_exchange.max_inline_per_peer());
+  const bool same_to_all =
+      limits.per_peer == 0 && (verb == CollectiveType::allgatherv || verb == CollectiveType::make_group);
+  return without_descriptor_space(verb == CollectiveType::allgather || same_to_all ? limits.to_all : limits.per_peer);
 }
 
 void PairwiseExchange::post(std::uint64_t digest) {

@@ -10,17 +10,19 @@ namespace {
 
 constexpr std::uint64_t kPollNoticesEvery = 64;  // operations: unread notices must not pile up
 
-std::size_t max_inline_of_bruck(int size) {
+HeaderExchange::Limits bruck_limits(int size, std::size_t given) {
   // Every rank receives the data of all, among them the addresses that HierarchicalCollective posts.
   constexpr std::size_t kOfAllRanks = 64 << 10, kMinInline = 128, kMaxInline = 2 << 10;
-  return std::clamp(kOfAllRanks / static_cast<std::size_t>(size), kMinInline, kMaxInline);
+  const std::size_t most =
+      given != 0 ? given : std::clamp(kOfAllRanks / static_cast<std::size_t>(size), kMinInline, kMaxInline);
+  return {most, 0, most};
 }
 
 }  // namespace
 
 BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_inline)
-    : transport_(transport),
-      max_inline_(max_inline != 0 ? max_inline : max_inline_of_bruck(transport.size())),
+    : HeaderExchange(bruck_limits(transport.size(), max_inline)),
+      transport_(transport),
       size_(static_cast<std::size_t>(transport.size())),
       known_arrived_(size_) {
   while (blocks_before_round(rounds_) < size_) ++rounds_;
@@ -28,10 +30,10 @@ BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_i
   // enough for all of them: each round has another source, and messages of one source arrive in the order of
   // operations.
   for (Slot& slot : slots_) {
-    slot.gathered.reserve(size_ * (sizeof(Header) + max_inline_));
+    slot.gathered.reserve(size_ * (sizeof(Header) + limits().to_all));
     slot.receives.resize(rounds_);
     for (std::size_t round = 0; round < rounds_; ++round) {
-      slot.receives[round].buffer.resize(blocks_in_round(round) * (sizeof(Header) + max_inline_));
+      slot.receives[round].buffer.resize(blocks_in_round(round) * (sizeof(Header) + limits().to_all));
       post(slot, round);
     }
   }

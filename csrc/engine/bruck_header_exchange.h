@@ -21,8 +21,6 @@ class BruckHeaderExchange final : public HeaderExchange {
   /// `max_inline`: bytes of data behind a header; 0: a default for the size of the group.
   BruckHeaderExchange(Transport& transport, std::size_t max_inline);
 
-  std::size_t max_inline() const override { return max_inline_; }
-  std::size_t max_inline_per_peer() const override { return 0; }
   bool can_post(std::uint64_t sequence) override { return sequence == posted_ && sequence < released_ + kSlots; }
   void post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) override;
   void post_per_peer(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes>, Bytes) override {
@@ -67,7 +65,6 @@ class BruckHeaderExchange final : public HeaderExchange {
   void poll_notices();
 
   Transport& transport_;
-  std::size_t max_inline_;
   std::size_t size_;
   std::size_t rounds_ = 0;
   std::array<Slot, kSlots> slots_;

@@ -22,14 +22,16 @@ class HeaderExchange {
   };
   using Bytes = std::span<const std::byte>;
 
+  /// The most bytes of data behind a header, prefix included.
+  struct Limits {
+    std::size_t to_all;         ///< of data that are the same for all ranks
+    std::size_t per_peer;       ///< of data for each single peer; 0 if all ranks receive everything
+    std::size_t single_source;  ///< of data that only one rank posts
+  };
+  explicit HeaderExchange(const Limits& limits) : limits_(limits) {}
   virtual ~HeaderExchange() = default;
 
-  /// Limits of the data behind a header, prefix included, in bytes: of data that are the same for all ranks, and of
-  /// data for each single peer; the latter is 0 if all ranks receive everything.
-  virtual std::size_t max_inline() const = 0;
-  virtual std::size_t max_inline_per_peer() const = 0;
-  /// The limit for data that only one rank posts.
-  virtual std::size_t max_inline_single_source() const { return max_inline(); }
+  const Limits& limits() const { return limits_; }
 
   /// Whether the operation can be posted now. Operations are posted in order.
   virtual bool can_post(std::uint64_t sequence) = 0;
@@ -72,6 +74,7 @@ class HeaderExchange {
   }
 
  private:
+  const Limits limits_;
   std::uint64_t messages_sent_ = 0;
   std::uint64_t bytes_sent_ = 0;
 };

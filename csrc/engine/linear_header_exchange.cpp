@@ -10,24 +10,23 @@ namespace {
 
 constexpr std::size_t kDepartures = 4;  // blocks to begin with; more are added while sends are in flight
 
-std::size_t max_inline_of_linear(int size) {
+HeaderExchange::Limits linear_limits(int size, std::size_t given) {
   // Inline data are sent to every peer, so a limit that is good for two ranks is too high for twenty.
-  if (size <= 2) return 16 << 10;
-  if (size <= 4) return 8 << 10;
-  return 2 << 10;
+  const std::size_t most = given != 0 ? given : size <= 2 ? 16 << 10 : size <= 4 ? 8 << 10 : 2 << 10;
+  return {most, most, most};
 }
 
 }  // namespace
 
 LinearHeaderExchange::LinearHeaderExchange(Transport& transport, std::size_t max_inline)
-    : transport_(transport),
-      max_inline_(max_inline != 0 ? max_inline : max_inline_of_linear(transport.size())),
+    : HeaderExchange(linear_limits(transport.size(), max_inline)),
+      transport_(transport),
       arrivals_(kSlots * static_cast<std::size_t>(transport.size())) {
   for (std::size_t i = 0; i < kDepartures; ++i) departures_.push_back(std::make_unique<Departure>());
   for (std::uint64_t sequence = 0; sequence < kSlots; ++sequence) {
     for (int peer = 0; peer < transport.size(); ++peer) {
       if (peer == transport.rank()) continue;
-      arrival(sequence, peer).block.resize(sizeof(Header) + max_inline_);
+      arrival(sequence, peer).block.resize(sizeof(Header) + limits().to_all);
       post(sequence, peer);
     }
   }

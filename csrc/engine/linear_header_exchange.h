@@ -15,8 +15,6 @@ class LinearHeaderExchange : public HeaderExchange {
   /// `max_inline`: bytes of data behind a header; 0: a default for the size of the group.
   LinearHeaderExchange(Transport& transport, std::size_t max_inline);
 
-  std::size_t max_inline() const override { return max_inline_; }
-  std::size_t max_inline_per_peer() const override { return max_inline_; }
   /// Bounds unexpected messages: many more of them make MPICH 5.0.2 hang.
   bool can_post(std::uint64_t sequence) override { return sequence < released_ + kAhead; }
   void post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) override;
@@ -54,7 +52,6 @@ class LinearHeaderExchange : public HeaderExchange {
   void send(Departure& departure, std::size_t nbytes, int peer);
 
   Transport& transport_;
-  std::size_t max_inline_;
   std::vector<Arrival> arrivals_;
   std::vector<std::unique_ptr<Departure>> departures_;
   std::size_t next_departure_ = 0;

@@ -11,10 +11,14 @@ namespace {
 
 /// The most inline bytes that every rank reads from every other one. Reductions use fewer, see
 /// Thresholds::one_shot_max.
-std::size_t max_inline_for(int size) {
+HeaderExchange::Limits shm_limits(int size) {
   constexpr std::size_t kDescriptorBytes = 64, kOfAllRanks = 128 << 10;
   constexpr std::size_t kMinInline = 2 << 10, kMaxInline = (64 << 10) + kDescriptorBytes;
-  return std::clamp(kOfAllRanks / static_cast<std::size_t>(size), kMinInline, kMaxInline);
+  const auto n = static_cast<std::size_t>(size);
+  const std::size_t to_all = std::clamp(kOfAllRanks / n, kMinInline, kMaxInline);
+  const std::size_t per_peer = std::min(to_all, ShmRegion::kBlockBytes / n - sizeof(ShmRegion::PeerBlock));
+  // Between two ranks the stages are faster for more bytes.
+  return {to_all, per_peer, size > 2 ? ShmRegion::kBlockBytes : per_peer};
 }
 
 /// A waiting rank reads in advance which operations the others have released, so that no later operation has to: calls
@@ -37,12 +41,10 @@ std::byte* put(std::byte* at, HeaderExchange::Bytes bytes) {
 }  // namespace
 
 ShmHeaderExchange::ShmHeaderExchange(std::shared_ptr<ShmRegion> region, int rank)
-    : region_(std::move(region)),
+    : HeaderExchange(shm_limits(region->size())),
+      region_(std::move(region)),
       rank_(rank),
       size_(region_->size()),
-      max_inline_(max_inline_for(size_)),
-      max_inline_per_peer_(std::min(
-          max_inline_, ShmRegion::kBlockBytes / static_cast<std::size_t>(size_) - sizeof(ShmRegion::PeerBlock))),
       refresh_after_(max_unread_releases()) {}
 
 void ShmHeaderExchange::refresh_min_released() {

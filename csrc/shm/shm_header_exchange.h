@@ -14,12 +14,6 @@ class ShmHeaderExchange final : public HeaderExchange {
  public:
   ShmHeaderExchange(std::shared_ptr<ShmRegion> region, int rank);
 
-  std::size_t max_inline() const override { return max_inline_; }
-  std::size_t max_inline_per_peer() const override { return max_inline_per_peer_; }
-  // Between two ranks the stages are faster for more bytes.
-  std::size_t max_inline_single_source() const override {
-    return size_ > 2 ? ShmRegion::kBlockBytes : max_inline_per_peer_;
-  }
   bool can_post(std::uint64_t sequence) override;
   void post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) override;
   void post_per_peer(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts, Bytes prefix) override;
@@ -50,8 +44,6 @@ class ShmHeaderExchange final : public HeaderExchange {
   std::shared_ptr<ShmRegion> region_;
   int rank_;
   int size_;
-  std::size_t max_inline_;
-  std::size_t max_inline_per_peer_;
   std::uint64_t posted_ = 0;           // number of operations posted by this rank
   std::uint64_t released_ = 0;         // number of operations released by this rank
   std::uint64_t min_released_ = 0;     // lower bound of the operations released by every rank

@@ -3,7 +3,7 @@
 from samestep._core import ArrayInfo as ArrayInfo
 from samestep.arrays.allocate import copy as copy
 from samestep.arrays.allocate import copy_if_overlapping as copy_if_overlapping
-from samestep.arrays.allocate import delivered as delivered
+from samestep.arrays.allocate import deliver as deliver
 from samestep.arrays.allocate import fill_with_zeros as fill_with_zeros
 from samestep.arrays.allocate import new_array as new_array
 from samestep.arrays.allocate import new_in_order as new_in_order

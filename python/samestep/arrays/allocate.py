@@ -7,7 +7,7 @@ been imported already.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,12 +141,11 @@ def targets(xs: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
     return [x if known.writable else new_like(x) for x, known in zip(xs, infos, strict=True)]
 
 
-def delivered(xs: Sequence[Any], infos: Sequence[ArrayInfo], written: Sequence[Any]) -> list[Any]:
-    """The results, once `targets` have been written behind the back of their libraries."""
-    for target in written:
-        _core.bump_version(target)
-    parts = zip(xs, infos, written, strict=True)
-    return [target if known.writable else to_library_of(x, target) for x, known, target in parts]
+def deliver(xs: Any, infos: Sequence[ArrayInfo], which: Iterable[int], written: Sequence[Any]) -> None:
+    """Put what `targets` gave for some arrays of a list, and now holds results, in place of those not writable."""
+    for i, target in zip(which, written, strict=True):
+        if not infos[i].writable:
+            xs[i] = to_library_of(xs[i], target)
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:

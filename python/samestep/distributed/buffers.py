@@ -105,12 +105,7 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
     if not filled:
         _core.pack([x], staged)
     _core.unpack(staged, [x])  # an array that cannot be written is rejected before anything is sent
-
-    def finish() -> None:
-        _core.unpack(staged, [x])
-        _core.bump_version(x)
-
-    return Place(staged, finish, staged)
+    return Place(staged, lambda: _core.unpack(staged, [x]), staged)
 
 
 def listed(
@@ -172,6 +167,4 @@ def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
     """Split a buffer into the arrays of a list; entries that cannot be written are replaced by new arrays."""
     targets = arrays.targets(tensors, infos)
     _core.unpack(run, targets)
-    for i, result in enumerate(arrays.delivered(tensors, infos, targets)):
-        if not infos[i].writable:
-            tensors[i] = result
+    arrays.deliver(tensors, infos, range(len(infos)), targets)

@@ -132,13 +132,10 @@ def _store(
     """
     given, known = (receives or listed)[1:]
     which = [i for i in range(len(known)) if written is None or i in written]
-    into = [given[i] if known[i].writable else arrays.new_like(given[i]) for i in which]
+    into = arrays.targets([given[i] for i in which], [known[i] for i in which])
     left = deadline.left()  # a call that has not waited until now gets the time of the group
     _await_streams(group, listed, into, left if left > 0 else None)
     run = result()
     for part in [[x] for x in into] if receives is None else [into]:
         _core.unpack(run, part)
-    for i, target in zip(which, into, strict=True):
-        _core.bump_version(target)
-        if not known[i].writable:
-            given[i] = arrays.to_library_of(given[i], target)
+    arrays.deliver(given, known, which, into)

@@ -190,11 +190,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def copy_back(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Split `source` into these tensors."""
     if all(tensor.is_contiguous() and tensor.dtype == source.dtype for tensor in tensors):
-        _core.unpack(
-            memory(source), [memory(tensor) for tensor in tensors]
-        )  # a fifth of the time for small ones
-        for tensor in tensors:
-            _core.bump_version(tensor)
+        _core.unpack(memory(source), list(map(memory, tensors)))  # a fifth of the time for small ones
         return
     for tensor, part in zip(tensors, source.split([t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(part.view(tensor.shape))

@@ -63,7 +63,11 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
 
 
 def plan_messages(
-    infos: Sequence[ArrayInfo], *, mix_dtypes: bool, with_nccl: bool = False
+    infos: Sequence[ArrayInfo],
+    which: Sequence[int] | None = None,
+    *,
+    mix_dtypes: bool,
+    with_nccl: bool = False,
 ) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
@@ -72,12 +76,14 @@ def plan_messages(
 
     Args:
       infos: the leaves.
+      which: the indices of those to plan for, in order; None: all.
       mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
       with_nccl: whether NCCL moves what is in device memory: a copy there costs less than an operation.
     """
     alone: list[list[int]] = []
     small: dict[tuple[str, str], list[int]] = {}
-    for i, info in enumerate(infos):
+    for i in range(len(infos)) if which is None else which:
+        info = infos[i]
         if info.nbytes >= (DEVICE_BUCKET_NBYTES if with_nccl and info.device != "cpu" else SMALL_NBYTES):
             alone.append([i])
         elif info.nbytes:
@@ -221,9 +227,8 @@ class _Leaves(NamedTuple):
 
     def communicate(self) -> list[Any]:
         many = _for_nccl(self.backend, self.infos, self.how.takes)
-        left = sorted(set(range(len(self.infos))).difference(*many))
-        plan = plan_messages([self.infos[i] for i in left], mix_dtypes=self.how.mix_dtypes)
-        messages = [[left[j] for j in message] for message in plan]
+        others = sorted(set(range(len(self.infos))).difference(*many))
+        messages = plan_messages(self.infos, others, mix_dtypes=self.how.mix_dtypes)
         of_host = ((self.alone if len(m) == 1 else self.together)(m) for m in messages)
         _run(itertools.chain(map(self.on_device, many), of_host))
         return self.results
@@ -234,10 +239,6 @@ class _Leaves(NamedTuple):
     def call_on(self, message: list[int]) -> _core.UserCall:
         """Names the leaves of a message in texts of errors, behind what the user called."""
         return _core.UserCall(leaves_text([self.names[i] for i in message]), is_part=True)
-
-    def store(self, message: list[int], targets: list[Any]) -> None:
-        for i, result in zip(message, arrays.delivered(*self.of(message), targets), strict=True):
-            self.results[i] = result
 
     def alone(self, message: list[int]) -> _Message:
         (i,) = message
@@ -268,7 +269,7 @@ class _Leaves(NamedTuple):
             self.backend._await_streams(on_device, self.left())
             targets = arrays.targets(leaves, infos)
             _core.unpack(packed, targets, as_they_lie=True)
-            self.store(message, targets)
+            arrays.deliver(self.results, self.infos, message, targets)
         pool.append(memory)  # after success only: until then it may be in use
 
     def on_device(self, message: list[int]) -> _Message:
@@ -282,7 +283,7 @@ class _Leaves(NamedTuple):
         if started.complete is not None:
             started.complete()
         if self.how.writes:
-            self.store(message, targets)
+            arrays.deliver(self.results, self.infos, message, targets)
 
 
 def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int], bool]) -> list[list[int]]:
