@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from samestep import _core
+from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
+from samestep.group import json_exchange
 
 
 def require_one_each(verb: str, what: str, blocks: Sequence[Any], size: int) -> None:
@@ -64,6 +66,16 @@ def require_equal_shapes(verb: str, what: str, listed: Sequence[torch.Tensor], l
     for i, tensor in enumerate(listed):
         if tensor.shape != like.shape:
             raise _differs(verb, what, i, tensor, like)
+
+
+def require_equal_counts(
+    verb: str, blocks: Sequence[torch.Tensor], comm: _core.Communicator, timeout: float
+) -> None:
+    """Raise MismatchError if ranks have blocks of other lengths. Waits for all ranks."""
+    counts = [block.numel() for block in blocks]
+    with _core.UserCall(f"{verb} of blocks of several lengths"):
+        facts = json_exchange.allgather(comm, counts, Many(int), timeout)
+    json_exchange.require_equal(verb, "the lengths of the blocks", facts)
 
 
 def require_whole(verb: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from samestep import _core
-from samestep._util.json_layout import Many
 from samestep.errors import (
     Error,
     InvalidArgumentError,
@@ -21,7 +20,6 @@ from samestep.errors import (
     PeerLostError,
     TimeoutError,
 )
-from samestep.group import json_exchange
 from samestep.reduce_ops import SUM
 from samestep.torch import blocks as lists
 from samestep.torch import sparse, tensors
@@ -115,8 +113,8 @@ class Verbs:
 
     _comm: _core.Communicator
     _all_reduce_now: Callable[..., Any]
+    """`_core.fast_call`: NotImplemented if the array does not fit the fast path."""
     _all_gather_now: Callable[..., Any]
-    """`_core.fast_call` of both verbs: NotImplemented if the array does not fit the fast path."""
     _timeout: float
     _devices: DeviceHalves
     _lifetime: GroupShutdown
@@ -207,7 +205,7 @@ class Verbs:
                 parts.append(self._comm.reduce_scatter(everything, run, code, factor))
                 finishes += [copy_back] if copy_back else []
                 continue
-            self._require_equal_counts("reduce_scatter", blocks, opts)
+            lists.require_equal_counts("reduce_scatter", blocks, self._comm, self._seconds(opts))
             parts.append(self._comm.allreduce(everything, None, code, factor))
             start = sum(block.numel() for block in blocks[: self._comm.rank])
             mine = everything[start : start + output.numel()]
@@ -319,9 +317,9 @@ class Verbs:
     def _all_gather_one(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         """The frequent case, as in `_all_reduce_one`, of a caller that waits."""
         mine, into = tensors.run_of(input), tensors.run_of(output)
-        if mine is None or into is None or opts.timeout > _UNSET or _profiler_enabled() or has_modes():
-            return None
-        if input.dtype != output.dtype or output.numel() != input.numel() * self._comm.size:
+        fits = input.dtype == output.dtype and output.numel() == input.numel() * self._comm.size
+        is_plain = opts.timeout <= _UNSET and not _profiler_enabled() and not has_modes()
+        if mine is None or into is None or not fits or not is_plain:
             return None
         try:
             result = self._all_gather_now(mine, out=into)
@@ -475,13 +473,6 @@ class Verbs:
                 self._started(
                     [self._comm.gatherv(empty, into, counts if into is not None else [], 0)], [], None
                 )
-
-    def _require_equal_counts(self, verb: str, blocks: _Tensors, opts: Any) -> None:
-        """Raise MismatchError if ranks have blocks of other lengths. Waits for all ranks."""
-        counts = [block.numel() for block in blocks]
-        with _core.UserCall(f"{verb} of blocks of several lengths"):
-            facts = json_exchange.allgather(self._comm, counts, Many(int), self._seconds(opts))
-        json_exchange.require_equal(verb, "the lengths of the blocks", facts)
 
 
 def _op(opts: Any) -> Any:
