@@ -217,7 +217,7 @@ def test_all_gather_into_one_tensor_is_the_same_operation_however_each_rank_call
     """With another layout, with gradients, in place, or with a Work."""
     rank, n = world.get_rank(), world.get_world_size()
     want = torch.stack([of_rank(r, 6) for r in range(n)]).to(dtype)
-    strided = torch.stack([want[rank], want[rank]], 1)[:, 0]
+    strided = torch.stack([of_rank(rank, 6)] * 2, 1).to(dtype)[:, 0]
     into = torch.empty(n, 6, dtype=dtype)
     world.all_gather_into_tensor(into, strided if rank == 0 else want[rank])
     equal(into.float(), want.float())
