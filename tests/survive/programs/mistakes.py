@@ -142,7 +142,8 @@ def loses_all_that_had_the_state(folder):
                 time.sleep(0.01)
             backend.barrier()
             state.w, state.part.values = state.w * 1.5, 1
-            time.sleep(0.5 if UID == "1.0" and backend.size == 1 else 0.02)  # steps enough for rank 0 to come back
+            is_left_alone = UID == "1.0" and backend.size == 1
+            time.sleep(0.5 if is_left_alone else 0.02)  # steps enough for rank 0 to come back
     result(state.w, state.step)
 
 
