@@ -10,14 +10,12 @@ opt = ss.DistributedOptimizer(backend, opt)
 
 import importlib
 
-from samestep import launch
-from samestep._util import version
+from samestep import _settings, launch
 
 # The function of this name is `notebook.launch`. The import of the package, above, sets the attribute once.
 del launch
 
-__version__ = version.VERSION
-del version
+__version__ = _settings.VERSION
 
 # The module of each public name, imported at first use: the launcher and the entry points of torch and JAX need neither
 # NumPy nor the core. Type checkers read `__init__.pyi`.

@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from samestep import _settings
 from samestep._util.commands import COMMANDS
-from samestep._util.version import VERSION
 
 _HELP_FLAGS = ("-h", "--help", "help")
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 130
     if command == "--version":
-        print(f"samestep {VERSION}")
+        print(f"samestep {_settings.VERSION}")
         return 0
     if command in _HELP_FLAGS:
         print(_usage())

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from samestep.errors import InvalidArgumentError
 
 PREFIX = "SAMESTEP_"
+VERSION = "0.1.0"
+"""Of the package. All ranks have the same, as they have the same settings."""
 
 ALGORITHM = "SAMESTEP_ALGORITHM"
 CUDART_LIBRARY = "SAMESTEP_CUDART_LIBRARY"

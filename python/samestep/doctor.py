@@ -15,7 +15,6 @@ from typing import Any
 from samestep import _core, _settings, internal
 from samestep._util import jax_variables, launchers, mpi_library, unknown_settings
 from samestep._util.json_layout import Map
-from samestep._util.version import VERSION
 from samestep.errors import Error
 from samestep.gpu import discovery, mpi_support
 from samestep.group import json_exchange
@@ -40,7 +39,7 @@ def examine() -> dict[str, Any]:
     started_by = launchers.launcher()
     devices = (discovery.cuda_devices(), discovery.hip_devices())
     return {
-        "samestep": VERSION,
+        "samestep": _settings.VERSION,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "libraries": _versions(),
         "processors": {

@@ -5,7 +5,6 @@ import re
 import pytest
 import samestep as ss
 from samestep import _settings
-from samestep._util import version
 from samestep.world import equal_settings, transports
 
 ALL = sorted(
@@ -35,7 +34,7 @@ def test_what_one_rank_was_given_otherwise_is_told_with_ranks_and_values(name):
 def test_versions_are_compared(monkeypatch):
     ours = equal_settings.local_settings({})
     assert equal_settings.require_equal([ours] * 3, ()) == {}
-    monkeypatch.setattr(version, "VERSION", "9.9")
+    monkeypatch.setattr(_settings, "VERSION", "9.9")
     theirs = equal_settings.local_settings({})
     message = (
         rf"same version of samestep, but have {re.escape(ours['version'])} on ranks 0, 2, 9\.9 on rank 1"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from samestep import _settings
 from samestep._settings import SETTINGS, get, parse
-from samestep._util import version
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 
@@ -28,7 +28,7 @@ def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, setting in SETTINGS.items()
         if setting.must_agree and (text := get(name, env)) is not None
     }
-    return {_VERSION: version.VERSION} | given
+    return {_VERSION: _settings.VERSION} | given
 
 
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ import os
 import time
 
 from samestep import _settings
-from samestep._util import version
 from samestep.errors import Error, MismatchError, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous.membership import PLACE, Post, Record
 from samestep.rendezvous.rendezvous import Rendezvous
@@ -67,7 +66,7 @@ class Member:
 
     def let_others_in(self) -> None:
         """Tell the launcher that this program gives its state to newcomers."""
-        self._keys.set("trains", version.VERSION)
+        self._keys.set("trains", _settings.VERSION)
 
     def _require_same_version(self) -> None:
         """Before this process posts anything, which the launcher and the others might misread."""
@@ -75,9 +74,9 @@ class Member:
             theirs = self._keys.get("trains").decode(errors="replace")
         except (PeerLostError, TimeoutError) as error:
             raise _without_launcher(error) from error
-        if theirs != version.VERSION:
+        if theirs != _settings.VERSION:
             raise MismatchError(
-                f"initialize: this rank was started later and runs samestep {version.VERSION}, but the others "
+                f"initialize: this rank was started later and runs samestep {_settings.VERSION}, but the others "
                 f"run {theirs}: install that version where it is started"
             )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import samestep as ss
-from samestep._util import version
+from samestep import _settings
 
 N_ITEMS, N_FEATURES, EPOCHS = 200, 6, 2
 UID = os.environ.get("SAMESTEP_UID", "")
@@ -77,7 +77,7 @@ def numpy(planned=(), shards=8, timeout=20.0, pause=0.0):
 def grows(folder, n_at_end=1, waits=False, fails=False):
     """Rank 0 waits in step 4 for those that are to join, and in step 11 for the test; they know by files."""
     (x, y), folder = data(), Path(folder)
-    version.VERSION = os.environ.get("OTHER_VERSION", version.VERSION)
+    _settings.VERSION = os.environ.get("OTHER_VERSION", _settings.VERSION)
     backend = ss.initialize(timeout=60.0)
     sampler, total = sampler_and_total(backend, 8)
     (folder / f"rank {UID}").write_text(str(os.getpid()))

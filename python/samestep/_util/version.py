@@ -1,3 +1,0 @@
-"""The version of this code."""
-
-VERSION = "0.1.0"
