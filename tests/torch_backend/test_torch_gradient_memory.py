@@ -49,7 +49,7 @@ def test_a_forked_child_changes_its_own_copy(over, views):
     def train_in_child():
         seen = torch.equal(grad, expected(1.0))
         net.module.zero_grad(set_to_none=False)
-        net.module(torch.full((1, 300), 100.0)).sum().backward()  # without communication
+        net.module.weight.grad += 100.0  # torch may refuse backward() in a forked process
         return seen and torch.equal(grad, torch.full((200, 300), 100.0))
 
     with over("samestep") as dist:
