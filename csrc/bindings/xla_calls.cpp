@@ -39,7 +39,7 @@ constexpr const char* kCure =
     "this program was compiled with that group, its rank and size: compile it again (functions of jax.jit do so after "
     "jax.clear_caches())";
 
-/// Calls of all programs that have succeeded. Relaxed order would do: who reads it has waited for the programs.
+/// Calls of all programs that have succeeded. Any order of memory would do: readers have waited for the programs.
 std::atomic<std::uint64_t> n_succeeded = 0;
 
 /// One place in a program where ranks communicate. Thread-safe, as the group is.

@@ -33,9 +33,7 @@ class Slot:
         self.task = -1  # the backward pass in which autograd has named it last
         self.bucket = -1  # index of its bucket; -1: an empty parameter has none
         self.step = -1  # whose gradient has been averaged last
-        self.holds_result = (
-            False  # when autograd was about to add this pass's gradient to the one that is there
-        )
+        self.holds_result = False  # when autograd was about to add this pass's gradient to `.grad`
         self._left = 0  # the address of the result that the last pass has left in `.grad`
         self.describe()
 
