@@ -114,4 +114,5 @@ def is_left_out(item):
     again_alone = world.size == 1 and world.backend != "self" and "self" in named
     over_mpi = world.backend == "mpi" and (not named or "native" in named)
     over_tcp = world.backend == "tcp" and not named and item.path.stem.removeprefix("test_") not in OVER_TCP
-    return world.size > MAX_RANKS or again_alone or over_mpi or over_tcp
+    otherwise_staged = world.backend in ("staged-default", "staged-direct") and world.size != 2
+    return world.size > MAX_RANKS or again_alone or over_mpi or over_tcp or otherwise_staged

@@ -47,7 +47,7 @@ def test_all_stop_after_one_step_and_go_on(tmp_path, expected, planned, steps):
     ("target", "signum"),
     [
         ("launcher", "SIGUSR1"),
-        ("all", "SIGTERM"),
+        pytest.param("all", "SIGTERM", marks=pytest.mark.slow),
         pytest.param("launcher", "SIGTERM", marks=pytest.mark.slow),
         pytest.param("all", "SIGUSR1", marks=pytest.mark.slow),
     ],

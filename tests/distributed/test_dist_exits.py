@@ -34,6 +34,7 @@ def test_without_destroy_the_exit_code_is_the_scripts(tmp_path, code):
     assert ended.err == "" if code == 0 else "root cause" in ended.err
 
 
+@pytest.mark.slow
 def test_many_worlds_in_one_process(tmp_path):
     starts = program("distributed/dist_exits", "start_and_destroy_five_times")
     ended = launch(tmp_path, starts, "--nproc_per_node=2", "--use_env")

@@ -6,15 +6,25 @@ import jobs
 import pytest
 from running import program
 
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2"}
 
-@pytest.mark.parametrize("backend", [None, "mpi", "native"])
+
 @pytest.mark.parametrize(
-    "variables",
+    ("variables", "backend"),
     [
-        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
-        {"PMI_SIZE": "4", "PMI_RANK": "2"},
+        (OPEN_MPI, None),
+        (MPICH, "mpi"),
+        *(
+            pytest.param(variables, backend, marks=pytest.mark.slow)
+            for variables, backend in [
+                (OPEN_MPI, "mpi"),
+                (OPEN_MPI, "native"),
+                (MPICH, None),
+                (MPICH, "native"),
+            ]
+        ),
     ],
-    ids=["Open MPI", "MPICH"],
 )
 def test_the_launcher_says_four_and_the_world_is_one(variables, backend):
     if "PMI_SIZE" in variables and backend != "native":

@@ -151,6 +151,7 @@ def test_who_has_joined_ends_with_the_job(launch, tmp_path, how):
         assert "has ended, or its launcher cannot be reached, so the ranks here have ended, too" in joined.err
 
 
+@pytest.mark.slow
 def test_a_stranger_is_refused_and_told_why_at_both_ends(launch, tmp_path):
     words = program("survive/train", "grows", str(tmp_path), 2)
     job = launch(words, n=1)
@@ -170,6 +171,7 @@ def test_a_stranger_is_refused_and_told_why_at_both_ends(launch, tmp_path):
     assert job.result() == [*undisturbed(tmp_path), "2"]
 
 
+@pytest.mark.slow
 def test_ranks_of_another_version_do_not_join(launch, tmp_path):
     words = program("survive/train", "grows", str(tmp_path), 2)
     job = launch(words, n=1)

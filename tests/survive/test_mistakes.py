@@ -77,11 +77,13 @@ def test_a_loss_before_the_beginning(tmp_path):
     assert run("is_lost_before_it_begins", str(path), n=3)[:2] == (0, [[[[2.0, 2.0], 6]] * 2])
 
 
+@pytest.mark.slow
 def test_groups_are_made_anew_by_newcomers_too():
     words = ["--min-ranks", "1", "--max-restarts", "1"]
     assert run("makes_groups_anew", n=3, words=words)[:2] == (0, [[60.0, 3, 3]])
 
 
+@pytest.mark.slow
 def test_a_newcomer_does_not_wait_for_ever(tmp_path):
     """The others are none the worse."""
     words = ["--min-ranks", "1", "--max-restarts", "1"]
@@ -112,6 +114,7 @@ def test_ranks_of_several_versions_are_refused_at_the_start(words, tmp_path):
     assert len(re.findall(f"^samestep.{re.escape(text)} on rank 2$", err, re.M)) == 3
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch, tmp_path):
     monkeypatch.setenv("SAMESTEP_NATIVE_TRANSPORT", "tcp")
     words = ["--min-ranks", "1", "--max-restarts", "1"]
@@ -120,6 +123,7 @@ def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch
     assert "UnavailableError: no port is free" in err
 
 
+@pytest.mark.slow
 def test_training_begins_anew_where_no_rank_is_left_that_had_the_state(tmp_path):
     words = ["--min-ranks", "1", "--max-restarts", "1"]
     code, found, err = run("loses_all_that_had_the_state", str(tmp_path), words=words)

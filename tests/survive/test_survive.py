@@ -221,6 +221,7 @@ def test_shrink():
     assert result(done) == ["[6.0,", "6.0,", "4.0,", "4.0,", "4.0,", "4.0,", '"closed"]', "2"]
 
 
+@pytest.mark.slow
 def test_stop_together_and_go_on(tmp_path):
     whole = result(run("stops", str(tmp_path / "whole.npz"), n=1))
     path = str(tmp_path / "state.npz")
@@ -232,6 +233,7 @@ def test_stop_together_and_go_on(tmp_path):
     assert result(run("stops", path, n=4)) == [*whole[:2], "4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("leave_at", "code"), [(5, 143), (30, 0)])
 def test_a_loop_that_is_left_as_all_are_to_stop(tmp_path, leave_at, code):
     """The program has ended this loop: it goes on behind it, and stops where it asks for another step."""

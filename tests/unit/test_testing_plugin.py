@@ -63,6 +63,7 @@ def test_worlds_of_mpi_are_started_by_its_launcher_and_those_without_are_not(pyt
     assert ", one host; 2 launches" in text
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_needs_no_mpi(pytester):
     page = Path(__file__).parents[2] / "docs" / "testing.md"
     if not page.exists():
