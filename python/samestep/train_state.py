@@ -21,6 +21,7 @@ from samestep.optimizer import sharded
 from samestep.step.audit import Audited, choose
 from samestep.step.together import Together
 from samestep.train_step import Step
+from samestep.trees.divided import refusals
 from samestep.trees.fill import fill
 from samestep.world.member import is_loss, member
 
@@ -152,6 +153,7 @@ class TrainState:
         elif name in self._parts:
             # `state.w += 1` has changed the array; what cannot be written is another object then.
             self._changed_in_place |= value is self._parts[name]
+            _require_whole(name, value)
             self._parts[name] = value
         else:
             raise AttributeError(f"TrainState has no part {name!r}: name it when the state is made")
@@ -482,9 +484,9 @@ class _Listener:
 
 
 def _require_whole(name: str, part: Any) -> None:
-    if sharded.is_sharded(part):
+    if sharded.is_sharded(part) or refusals(part):
         raise InvalidArgumentError(
-            f"TrainState: {name} is a ShardedOptimizer: the part of its state that a dead rank held is gone; use "
+            f"TrainState: {name} is a ShardedOptimizer, or has its state: the part that a dead rank held is gone; use "
             "DistributedOptimizer"
         )
 

@@ -151,6 +151,30 @@ def test_errors(group):
     assert group.allreduce(1) == group.size
 
 
+def test_no_ranks_part_of_a_state_takes_the_place_of_anothers(group):
+    """Its shapes may be equal on all ranks, so that nothing else would tell."""
+    params = {"w": np.ones(GRANULE * group.size)}
+    opt = ss.ShardedOptimizer(group, momentum())
+    start = opt.init(params)
+    updates, stepped = opt.update({"w": np.full(len(params["w"]), float(group.rank))}, start, params)
+    refused = "opt_state is a ShardedOptimizer, or has its state"
+    for state in (start, stepped, shard_state(opt, gather_state(opt, start, params), params)):
+        if group.size == 1:
+            assert group.same(ss.synchronize(group, state))
+            continue
+        before = {"w": state["w"].copy()}
+        with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['w'\]: a part of the state of a Sharded"):
+            ss.synchronize(group, state)
+        with pytest.raises(ss.InvalidArgumentError, match=refused):
+            ss.TrainState(group, opt_state={"of this": state})
+        kept = ss.TrainState(group, opt_state=None)
+        with pytest.raises(ss.InvalidArgumentError, match=refused):
+            kept.opt_state = state
+        assert_same_bits(state, before)
+    whole = gather_state(opt, stepped, params)
+    assert group.same(ss.synchronize(group, {"whole": whole, "params": params, "updates": updates}))
+
+
 def test_parts_are_all_elements_once_and_equally_long():
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 4, 7, 64):

@@ -21,6 +21,7 @@ from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature
+from samestep.trees.divided import note_part
 
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"
@@ -116,7 +117,9 @@ class ShardedTransformation:
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
         plan = self._plan_for(flat)
-        return self.inner.init(params if self._backend.size == 1 else plan.cut(flat, f"{_ACT}.init"))
+        if self._backend.size == 1:
+            return self.inner.init(params)
+        return note_part(self.inner.init(plan.cut(flat, f"{_ACT}.init")), params)
 
     def update(
         self, grads: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
@@ -143,7 +146,8 @@ class ShardedTransformation:
         parts = plan.cut(flat, _UPDATE) if by_all else self._reduced(plan, flat)
         others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
-        return self._joined(plan, trees.flatten(updates)), state
+        joined = self._joined(plan, trees.flatten(updates))
+        return joined, state if compiled.is_traced(flat.leaves) else note_part(state, one=True)
 
     # ---- plans
 
@@ -325,7 +329,7 @@ class ShardedTransformation:
                 part = _cut(values[k], shape, plan.held(i), flat.names[k])
                 # A view would keep the whole.
                 values[k] = part.copy() if isinstance(part, np.ndarray) else part
-        return flat.rebuild(values)
+        return note_part(flat.rebuild(values), state)
 
     def _owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""

@@ -17,6 +17,7 @@ from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.trees import compiled_trees, reducible, scalars, signature, views
 from samestep.trees.adapters import is_torch_module
+from samestep.trees.divided import refusals
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_array, is_number, parts_of
 
@@ -84,7 +85,8 @@ def synchronize(
 
 
 def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str, left: Timer) -> Any:
-    fast, compared = signature.try_fast_tree(backend, tree, act, left())
+    divided = refusals(tree)
+    fast, compared = (None, False) if divided else signature.try_fast_tree(backend, tree, act, left())
     if fast is not None:
         fused(backend).bcast(fast, root, backend._seconds(left()))
         return fast.copy()
@@ -96,8 +98,10 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
-    if objects == "keep" and (refusals := looks.problems | _closed_containers(flat.leaves, kinds)):
-        kinds = signature.with_refusals(kinds, refusals)
+    if objects == "keep":
+        divided |= looks.problems | _closed_containers(flat.leaves, kinds)
+    if divided:
+        kinds = signature.with_refusals(kinds, divided)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
