@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from samestep import state_file
@@ -17,10 +15,11 @@ from samestep.data.sampler import DistributedSampler
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.group.backend_argument import require_backend
 from samestep.group.group import warn
+from samestep.internal import facts
 from samestep.optimizer import sharded
 from samestep.step.audit import Audited, choose
 from samestep.step.together import Together
-from samestep.train_step import Step
+from samestep.train_step import Listener, Step
 from samestep.trees.divided import refusals
 from samestep.trees.fill import fill
 from samestep.world.member import is_loss, member
@@ -364,8 +363,8 @@ class TrainState:
         """Note signals that ask for an end from now on; the others are told at the end of the next step."""
         for signum in _SIGNALS if self._listens else ():
             before = signal.getsignal(signum)
-            if not (isinstance(before, _Listener) and before.state() is self):
-                signal.signal(signum, _Listener(self, before))
+            if not (isinstance(before, Listener) and before.state() is self):
+                signal.signal(signum, Listener(self, before))
 
     def _finish_step(self) -> None:
         self._finished, self._in_vain, self._changed_in_place = self._finished + 1, 0, False
@@ -461,32 +460,25 @@ class TrainState:
         here = self._backend.rank == root
         given = (self.state_dict(), self._n_passed, self._has_stepped) if here else None
         state, self._n_passed, have_stepped = self._backend.bcast_object(given, root)
-        if not here:
-            self.load_state_dict(state)
+        problem = ""
+        try:
+            if not here:
+                self.load_state_dict(state)
+        except Exception as error:  # of whatever the parts are made of
+            problem = error_line(error)
+        problems = facts(self._backend, problem, str)
+        if found := [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]:
+            raise UnavailableError(f"TrainState: the state of rank {root} cannot be taken on {found[0]}")
         if not self._has_begun:
             self._n_made, self._is_behind = self._n_passed, have_stepped
 
 
-class _Listener:
-    """Notes a signal for a state; when that is gone, the signal does what it did before."""
-
-    def __init__(self, state: TrainState, before: Any) -> None:
-        self.state = weakref.ref(state)
-        self._before = signal.SIG_DFL if before is None else before  # None: not made by Python
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        state = self.state()
-        if state is not None:
-            state._asked_to_stop = True
-        else:
-            signal.signal(signum, self._before)
-            signal.raise_signal(signum)
-
-
 def _require_whole(name: str, part: Any) -> None:
-    if sharded.is_sharded(part) or refusals(part):
+    if why := next(iter(refusals(part).values()), ""):
+        raise InvalidArgumentError(f"TrainState: {name} has {why}")
+    if sharded.is_sharded(part):
         raise InvalidArgumentError(
-            f"TrainState: {name} is a ShardedOptimizer, or has its state: the part that a dead rank held is gone; use "
+            f"TrainState: {name} is a ShardedOptimizer: the part of its state that a dead rank held is gone; use "
             "DistributedOptimizer"
         )
 

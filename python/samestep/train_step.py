@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import pickle
+import signal
 import sys
+import weakref
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -127,6 +129,23 @@ class Step:
         """Whether these are the leaves that the state had before the step, and none can be changed in place."""
         same = 0 < len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
         return same and all(is_jax(leaf) or isinstance(leaf, _FIXED) for leaf in leaves)
+
+
+class Listener:
+    """Notes a signal for a state; when that is gone, the signal does what it did before."""
+
+    def __init__(self, state: Any, before: Any) -> None:
+        self.state = weakref.ref(state)
+        self._before = signal.SIG_DFL if before is None else before  # None: not made by Python
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        state = self.state()
+        if state is not None:
+            state._asked_to_stop = True
+        else:
+            signal.signal(signum, self._before)
+            signal.raise_signal(signum)
 
 
 def _leaves_of_jax(parts: dict[str, Any]) -> list[Any]:

@@ -157,7 +157,7 @@ def test_no_ranks_part_of_a_state_takes_the_place_of_anothers(group):
     opt = ss.ShardedOptimizer(group, momentum())
     start = opt.init(params)
     updates, stepped = opt.update({"w": np.full(len(params["w"]), float(group.rank))}, start, params)
-    refused = "opt_state is a ShardedOptimizer, or has its state"
+    refused = "TrainState: opt_state has a part of the state of a ShardedOptimizer"
     for state in (start, stepped, shard_state(opt, gather_state(opt, start, params), params)):
         if group.size == 1:
             assert group.same(ss.synchronize(group, state))

@@ -1,20 +1,27 @@
-"""Arrays of states that ranks divide, each with another part: what takes those of one rank for all refuses them."""
+"""Arrays that ranks divide, each with another part of a whole: what takes those of one rank for all refuses them."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
 from samestep import arrays
+from samestep.trees.adapters import is_torch_module
 from samestep.trees.structure import flatten
 
-__all__ = ["note_part", "refusals"]
+__all__ = ["note_part", "refusals", "why_divided"]
 
 _parts: dict[int, weakref.ref[Any]] = {}
-"""By the id of an array, as long as it exists."""
-_WHY = (
+"""Of states of a `ShardedOptimizer`, by the id of an array, as long as it exists."""
+_OF_STATE = (
     "a part of the state of a ShardedOptimizer, of which each rank holds another; exchange the whole: "
     "shard_state(opt, synchronize(backend, gather_state(opt, state, params)), params)"
+)
+_BY_TORCH = (
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed.fsdp", "FlatParameter"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
 )
 
 
@@ -33,9 +40,26 @@ def _note(leaf: Any, key: int) -> None:
     _parts[key] = weakref.ref(leaf, lambda _: _parts.pop(key, None))
 
 
+def why_divided(of: Any) -> str:
+    """Why a tensor or module of torch is no whole; "" if it is one."""
+    for module, name in _BY_TORCH:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(of, kind):
+            return f"a {name}, of which each rank holds another part; torch itself exchanges parts and their gradients"
+    return ""
+
+
 def refusals(tree: Any) -> dict[int, str]:
     """Why no other rank's values may take the place of leaves of `tree`, by index."""
-    if not _parts:
+    if not _parts and not any(module in sys.modules for module, _ in _BY_TORCH):
         return {}
-    leaves = enumerate(flatten(tree).leaves)
-    return {i: _WHY for i, leaf in leaves if (part := _parts.get(id(leaf))) is not None and part() is leaf}
+    found = {}
+    for i, leaf in enumerate(flatten(tree).leaves):
+        part = _parts.get(id(leaf))
+        if why := _OF_STATE if part is not None and part() is leaf else why_divided(leaf):
+            found[i] = why
+    groups = getattr(tree, "param_groups", ())
+    within = tree.modules() if is_torch_module(tree) else (p for group in groups for p in group["params"])
+    if why := next(filter(None, map(why_divided, within)), ""):
+        found.setdefault(0, why)
+    return found
