@@ -38,6 +38,36 @@ def on_root(world, listed):
     return listed if world.get_rank() == 0 else None
 
 
+def adjoining(n, count, dtype):
+    room = torch.full((n * count + 2,), -1, dtype=dtype)
+    return room, [room[1 + i * count : 1 + (i + 1) * count] for i in range(n)]
+
+
+LAYOUTS = {
+    "adjoining": adjoining,
+    "backwards": lambda n, count, dtype: (None, adjoining(n, count, dtype)[1][::-1]),
+    "with gaps": lambda n, count, dtype: (
+        None,
+        [row[:count] for row in torch.zeros(n, count + 1, dtype=dtype)],
+    ),
+    "apart": lambda n, count, dtype: (None, [torch.zeros(count, dtype=dtype) for _ in range(n)]),
+    "strided": lambda n, count, dtype: (None, list(torch.zeros(count, n, dtype=dtype).unbind(1))),
+}
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 70_000])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.uint16], ids=str)
+def test_all_gather_into_blocks_that_lie_differently_on_each_rank(world, layout, count, dtype):
+    """Those that adjoin, as in `all_gather_object`, are received where they are."""
+    n, rank = world.get_world_size(), world.get_rank()
+    room, listed = LAYOUTS["adjoining" if rank == 0 else layout](n, count, dtype)
+    world.all_gather(listed, torch.full((count,), 3 + rank, dtype=dtype))
+    assert all(torch.equal(block, torch.full((count,), 3 + r, dtype=dtype)) for r, block in enumerate(listed))
+    if room is not None:
+        assert room[[0, -1]].tolist() == [-1 if dtype != torch.uint16 else 65535] * 2
+
+
 WRONG_ON_ALL = {
     "gather of unequal": lambda w: w.gather(full(1, 2), on_root(w, blocks(w, (1,), (3,), (2,))), dst=0),
     "gather of another shape": lambda w: w.gather(full(1, 2, 3), on_root(w, blocks(w, (3, 2))), dst=0),

@@ -78,6 +78,28 @@ def require_equal_counts(
     json_exchange.require_equal(verb, "the lengths of the blocks", facts)
 
 
+def block_counts(tensor: torch.Tensor, splits: Sequence[int], what: str, size: int) -> list[int]:
+    """The elements of each rank's rows of a tensor, as `all_to_all_single` divides it.
+
+    Raises:
+      InvalidArgumentError: `splits` do not add up to the rows, or are of another number of ranks than `size`.
+    """
+    rows = int(tensor.shape[0]) if tensor.dim() else tensor.numel()
+    if not splits:
+        if rows % size:
+            raise InvalidArgumentError(
+                f"all_to_all_single: the {rows} rows of the {what} are not a multiple of the {size} ranks; give "
+                f"{what}_split_sizes"
+            )
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows:
+        raise InvalidArgumentError(
+            f"all_to_all_single: {what}_split_sizes {list(splits)} must be {size} numbers that add up to {rows}, the "
+            f"first extent of the {what}"
+        )
+    return [n * (tensor.numel() // rows) if rows else 0 for n in splits]
+
+
 def require_whole(verb: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
     """Raise InvalidArgumentError unless `whole` has room for as many `part` as there are ranks."""
     if whole.dtype != part.dtype or whole.numel() != part.numel() * size:

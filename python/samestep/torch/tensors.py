@@ -94,6 +94,23 @@ def run_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
 
 
+def adjoining(blocks: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor | None:
+    """The memory of blocks like `like` that lie one behind the other, as torch makes them for gathers of objects.
+
+    None if they do not.
+    """
+    nbytes = like.nbytes if like.layout is _STRIDED else 0
+    at = first = blocks[0].data_ptr() if nbytes and blocks and blocks[0].layout is _STRIDED else 0
+    for block in blocks if first else ():
+        fits = type(block) is _Tensor and block.dtype is like.dtype and block.shape == like.shape
+        if not (fits and block.is_contiguous() and block.data_ptr() == at):
+            return None
+        at += nbytes
+    if not first or blocks[-1].untyped_storage().data_ptr() != blocks[0].untyped_storage().data_ptr():
+        return None
+    return blocks[0].detach().as_strided((len(blocks) * like.numel(),), (1,))
+
+
 def memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as the core may move it; as bytes if the core does not have its dtype.
 
@@ -174,7 +191,7 @@ def require_writable(listed: Sequence[torch.Tensor]) -> None:
         if tensor.is_contiguous():
             _core.memory_span(memory(tensor))
         else:
-            _core.unpack(in_one_dimension(tensor), [summand(tensor)])
+            _core.unpack(in_one_dimension(tensor).contiguous(), [summand(tensor)])
 
 
 def flat(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

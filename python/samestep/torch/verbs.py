@@ -41,6 +41,7 @@ _ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
 _NAMES_OF_GROUPS = {
     "_all_gather_single": "_allgather_base",
     "_all_reduce": "allreduce",
+    "_allgather": "allgather",
     "_barrier": "barrier",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
@@ -282,8 +283,16 @@ class Verbs:
 
     # ---- all to all
 
-    @_verb_from_lists
     def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
+        if _compiling():  # this frame, as in `allreduce`
+            return torch.compiler.disable(Verbs.allgather)(self, outputs, inputs, opts)  # type: ignore[no-any-return]
+        waits = not getattr(opts, "asyncOp", True) and len(outputs) == len(inputs) == 1
+        whole = tensors.adjoining(outputs[0], inputs[0]) if waits else None
+        short = None if whole is None else self._all_gather_one(whole, inputs[0], opts)
+        return self._allgather(outputs, inputs, opts) if short is None else short
+
+    @_verb_from_lists
+    def _allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
         return self._all_gather_lists(outputs, inputs, opts)
 
     @_verb_from_lists
@@ -378,8 +387,8 @@ class Verbs:
         opts: Any = None,
     ) -> Work:
         lists.require_alike("all_to_all_single", "output", [output], input)
-        sent = self._block_counts(input, input_splits, "input")
-        received = self._block_counts(output, output_splits, "output")
+        sent = lists.block_counts(input, input_splits, "input", self._comm.size)
+        received = lists.block_counts(output, output_splits, "output", self._comm.size)
         if sent[self._comm.rank] != received[self._comm.rank]:
             raise InvalidArgumentError(
                 f"all_to_all_single: this rank sends itself {sent[self._comm.rank]} elements, but expects "
@@ -389,22 +398,6 @@ class Verbs:
         return self._started([part], [output], opts)
 
     alltoall_base = all_to_all_single
-
-    def _block_counts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
-        rows = int(tensor.shape[0]) if tensor.dim() else tensor.numel()
-        if not splits:
-            if rows % self._comm.size:
-                raise InvalidArgumentError(
-                    f"all_to_all_single: the {rows} rows of the {what} are not a multiple of the "
-                    f"{self._comm.size} ranks; give {what}_split_sizes"
-                )
-            splits = [rows // self._comm.size] * self._comm.size
-        if len(splits) != self._comm.size or sum(splits) != rows:
-            raise InvalidArgumentError(
-                f"all_to_all_single: {what}_split_sizes {list(splits)} must be {self._comm.size} numbers that add "
-                f"up to {rows}, the first extent of the {what}"
-            )
-        return [n * (tensor.numel() // rows) if rows else 0 for n in splits]
 
     def barrier(self, opts: Any = None) -> Any:
         device = getattr(opts, "device", None)  # of the caller's `device_ids`
