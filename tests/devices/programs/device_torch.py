@@ -54,7 +54,7 @@ def gradients(net):
 def steps(group, net, **options):
     """The gradients after each of some passes, in which everything happens that users do."""
     opt = torch.optim.SGD(net.parameters(), 0.0, foreach=False)
-    opt = ss.DistributedOptimizer(group, opt, op="sum")
+    opt = ss.DistributedOptimizer(group, opt)
     net.replaced.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.clone() * 2))
     net.turning[0].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", (p.grad * 1j).conj()))
     seen = []
