@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import require_backend
+from samestep.group.group import Group
 from samestep.step import added, agree, audit
 from samestep.step.combine import combine, combine_weights
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
@@ -25,9 +26,6 @@ from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
 from samestep.trees.weights import require_sum, weight_of
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 __all__ = ["Accumulator"]
 

@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from samestep import _core, _settings
 from samestep._util import launchers, silence, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
+from samestep.arrays import numpy_memory
 from samestep.backend import Backend
 from samestep.errors import (
     InvalidArgumentError,
@@ -25,12 +26,11 @@ from samestep.errors import (
     UnavailableError,
 )
 from samestep.group.group import warn
+from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report, environment
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.making import CLASSES, regroup, until_met, world_over
-
-if TYPE_CHECKING:
-    from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.world.member import member
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 DEFAULT_WARN_AFTER = 30.0  # seconds
@@ -130,8 +130,6 @@ def initialize(
 
 
 def _share_arrays(world: Backend) -> None:
-    from samestep.arrays import numpy_memory
-
     try:
         world._call_at_end(numpy_memory.begin(world._comm, world.local_size))
     except BaseException as error:  # the others may not have it
@@ -220,8 +218,6 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
 
     goes_on = None
     if choice.host == "native" and arguments["init_method"] is None and _settings.get(_settings.MEMBERSHIP):
-        from samestep.world.member import member
-
         goes_on = member()
     alone = goes_on is not None and goes_on.is_newcomer
     if goes_on is not None and not alone:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from samestep import _core, _settings
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 from samestep.errors import PeerLostError, TimeoutError, UnavailableError
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
+from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import environment, equal_settings, opening, transports
 from samestep.world.choice import Facts, choose
 from samestep.world.device_assignment import assign_device
 from samestep.world.member import Member, member
-
-if TYPE_CHECKING:
-    from samestep.rendezvous.rendezvous import Rendezvous
 
 __all__ = ["CLASSES", "regroup", "until_met", "world_over"]
 
