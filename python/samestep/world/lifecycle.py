@@ -27,9 +27,9 @@ from samestep.errors import (
 )
 from samestep.group.group import warn
 from samestep.rendezvous.rendezvous import Rendezvous
-from samestep.world import children, crash_report, environment
+from samestep.world import children, crash_report
 from samestep.world.choice import Facts, check_launch, choose
-from samestep.world.making import CLASSES, regroup, until_met, world_over
+from samestep.world.making import CLASSES, gathered, regroup, until_met, world_over
 from samestep.world.member import member
 
 DEFAULT_TIMEOUT = 600.0  # seconds
@@ -193,16 +193,12 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     _check_variables(arguments)
     timeout = _seconds("timeout", arguments["timeout"], _settings.TIMEOUT, DEFAULT_TIMEOUT)
     prepare_core()
-    found = environment.visible_devices(
-        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
-    )
     probe_mpi = requested == "mpi" or launchers.launcher().name in launchers.MPI_LAUNCHERS
-    known = environment.gather(probe_mpi=probe_mpi, found=found)
+    known = gathered(arguments, probe_mpi=probe_mpi)
     # Whether NCCL can be had is for all ranks to know, once they have met.
     choice = choose(known, "" if requested == "nccl" else requested)
     if probe_mpi and requested != "native" and choice.host == "native" and launchers.launcher().rank == 0:
         _tell_what_mpi_adds(known)
-    devices = found[0] if found else None
 
     def open_once(met: Rendezvous | None = None) -> Backend:
         if choice.host == "mpi":
@@ -214,7 +210,7 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
             comm, proved = bootstrap_native.open_world(
                 arguments["init_method"], **how, timeout=timeout, met=met, alone=alone
             )
-        return world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
+        return world_over(comm, requested, choice.host, known, arguments, timeout, proved)
 
     goes_on = None
     if choice.host == "native" and arguments["init_method"] is None and _settings.get(_settings.MEMBERSHIP):
