@@ -35,7 +35,6 @@ void bind_mpi(py::module_& m) {
       .def_readwrite("tag_limit", &MpiFacts::tag_limit);
   py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary", "The MPI calls of the library mpi4py uses.")
       .def_static("open", &MpiLibrary::open, "facts"_a)
-      .def_property_readonly("interface", &MpiLibrary::interface_name)
       .def_property_readonly("path", &MpiLibrary::path);
   m.def(
       "open_mpi_world",
