@@ -319,7 +319,7 @@ void bind_groups(CommClass& communicator) {
 void bind_lifetime(CommClass& communicator) {
   // Without the GIL where operations on devices make a step or end: the runtime is asked, and may block.
   const py::call_guard<py::gil_scoped_release> without_gil;
-  communicator.def("progress", &Communicator::progress, without_gil)
+  communicator
       .def(
           "close",
           [](Communicator& self, double timeout) {

@@ -112,8 +112,7 @@ void bind_node(py::module_& m) {
       .def_property_readonly("blocks", [](const Usage& u) { return u.blocks.blocks; })
       .def_property_readonly("used", [](const Usage& u) { return u.blocks.used; })
       .def_property_readonly("held", [](const Usage& u) { return u.blocks.held; })
-      .def_readonly("present", &Usage::present)
-      .def_readonly("segments", &Usage::segments);
+      .def_readonly("present", &Usage::present);
   m.def("shared_usage", &shared_usage, "communicator"_a, "None where there is no heap.");
   m.def("is_shared", &is_shared, "communicator"_a, "address"_a, "nbytes"_a,
         "Whether the others can reach this memory of this process.");

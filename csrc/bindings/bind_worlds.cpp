@@ -35,18 +35,16 @@ void bind_mpi(py::module_& m) {
       .def_readwrite("tag_limit", &MpiFacts::tag_limit);
   py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary", "The MPI calls of the library mpi4py uses.")
       .def_static("open", &MpiLibrary::open, "facts"_a)
-      .def_property_readonly("interface", &MpiLibrary::interface_name)
       .def_property_readonly("path", &MpiLibrary::path);
   m.def(
       "open_mpi_world",
-      [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, double timeout) {
+      [](std::shared_ptr<MpiLibrary> library, double timeout) {
         ExchangeOptions options;
-        options.oversubscribed = oversubscribed;
+        options.oversubscribed = true;  // until the ranks have compared their CPUs
         const py::gil_scoped_release no_gil;
         return open_mpi_world(std::move(library), options, Deadline::after(Seconds(timeout)));
       },
-      "library"_a, "oversubscribed"_a, "timeout"_a,
-      "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
+      "library"_a, "timeout"_a, "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
   m.def("has_lost_ranks", &ProgressEngine::has_lost_ranks, "Whether a rank has died in this process's life.");
   m.def("has_departed_ranks", &ProgressEngine::has_departed_ranks,
         "Whether a rank has left a group before this one did.");

@@ -24,7 +24,6 @@ class ExchangeCommunicator : public Communicator, private SegmentedMessages {
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline, const std::string& called) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
-  void progress() override { engine_->progress(); }
   Membership& membership() override { return *engine_; }
   SegmentedMessages* segmented_messages() override { return this; }
   void close(const Deadline& deadline) override;

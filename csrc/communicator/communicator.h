@@ -133,9 +133,6 @@ class Communicator {
   /// Who is in the group still, and how it ends on all ranks.
   virtual Membership& membership();
 
-  /// Makes progress on pending operations. Never blocks.
-  virtual void progress() = 0;
-
   /// Closes the group: a barrier of all ranks, then everything is freed. After `abandon` there is no barrier.
   /// Idempotent; afterwards every operation throws NotInitializedError.
   virtual void close(const Deadline& deadline) = 0;

@@ -157,7 +157,6 @@ class SelfCommunicator final : public Communicator {
     }
     return make_self_communicator(called.empty() ? name() + "/group 0" : called);
   }
-  void progress() override {}
   void close(const Deadline&) override {
     const std::lock_guard lock(messages_->mutex);
     closed_ = true;

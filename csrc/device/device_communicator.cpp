@@ -299,11 +299,6 @@ std::shared_ptr<Communicator> DeviceCommunicator::group(std::span<const int> ran
   return wrap(host_->group(ranks, deadline, called), deadline);
 }
 
-void DeviceCommunicator::progress() {
-  staged_->progress();
-  host_->progress();
-}
-
 void DeviceCommunicator::close(const Deadline& deadline) {
   // Staged operations have no thread: they end only because this loop advances them.
   await([this] { return staged_->idle(); },

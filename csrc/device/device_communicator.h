@@ -63,7 +63,6 @@ class DeviceCommunicator final : public Communicator, private Membership {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
   PeerMemory* peer_memory() override { return host_->peer_memory(); }
-  void progress() override;
   Membership& membership() override { return *this; }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override;

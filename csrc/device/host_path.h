@@ -29,7 +29,6 @@ class DeviceCommunicator::HostPath {
   bool sends_are_pending() const { return staging_->sends_are_pending(); }
   bool has_unstarted_send(int dest, int tag) { return staging_->has_unstarted_send(dest, tag); }
 
-  void progress() { staging_->progress(); }
   bool idle() { return staging_->idle(); }
   void abandon(std::exception_ptr error) { staging_->abandon(std::move(error)); }
   /// To be called once both groups have been discarded.

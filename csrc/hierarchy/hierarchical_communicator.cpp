@@ -35,13 +35,6 @@ void share_control_words(HierarchicalGroup& group, std::size_t local_index, cons
 
 }  // namespace
 
-std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::open(
-    std::unique_ptr<Transport> transport, std::vector<RankLocation> topology, std::shared_ptr<LocalPeers> host,
-    ExchangeOptions options, const Deadline& deadline, std::uint64_t number) {
-  auto engine = std::make_shared<ProgressEngine>(std::move(transport), std::move(options));
-  return over(std::move(engine), std::move(topology), std::move(host), deadline, number);
-}
-
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::over(std::shared_ptr<ProgressEngine> engine,
                                                                          std::vector<RankLocation> topology,
                                                                          std::shared_ptr<LocalPeers> host,
@@ -80,7 +73,8 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::make_child(std::span<con
   }
   auto transport = shared_engine().transport().subset(ranks, options.id);
   lock.unlock();
-  return open(std::move(transport), std::move(topology), group_->peers, std::move(options), deadline, number);
+  auto engine = std::make_shared<ProgressEngine>(std::move(transport), std::move(options));
+  return over(std::move(engine), std::move(topology), group_->peers, deadline, number);
 }
 
 Communicator::WorkPtr HierarchicalCommunicator::start_collective(const CollectiveArgs& args) {

@@ -19,13 +19,7 @@ namespace samestep {
 class HierarchicalCommunicator final : public ExchangeCommunicator {
  public:
   /// `topology`: by rank. `host`: the peers of this rank; null if it is alone on its host. `number`: see GroupNumbers.
-  /// Collective over each host.
-  static std::shared_ptr<HierarchicalCommunicator> open(std::unique_ptr<Transport> transport,
-                                                        std::vector<RankLocation> topology,
-                                                        std::shared_ptr<LocalPeers> host, ExchangeOptions options,
-                                                        const Deadline& deadline,
-                                                        std::uint64_t number = GroupNumbers::kWorld);
-  /// The same with an engine that operations over the transport alone use already.
+  /// `engine`: operations over the transport alone may use it already. Collective over each host.
   static std::shared_ptr<HierarchicalCommunicator> over(std::shared_ptr<ProgressEngine> engine,
                                                         std::vector<RankLocation> topology,
                                                         std::shared_ptr<LocalPeers> host, const Deadline& deadline,
@@ -51,7 +45,7 @@ class HierarchicalCommunicator final : public ExchangeCommunicator {
 };
 
 /// Makes a HierarchicalCommunicator of the same ranks. `hosts`: by rank, the number of its host. `host`: see
-/// HierarchicalCommunicator::open. The two are one group: closing either closes both. Collective; sends no messages.
+/// HierarchicalCommunicator::over. The two are one group: closing either closes both. Collective; sends no messages.
 std::shared_ptr<Communicator> open_hierarchical(ExchangeCommunicator& flat, const std::vector<int>& hosts,
                                                 std::shared_ptr<LocalPeers> host, const Deadline& deadline);
 

@@ -8,7 +8,6 @@
 namespace samestep::mpi_abi {
 
 struct OpenMpi {
-  static constexpr const char* kName = "Open MPI";
   using Handle = void*;
   struct Status {
     int source, tag, error, cancelled;
@@ -17,7 +16,6 @@ struct OpenMpi {
 };
 
 struct Mpich {
-  static constexpr const char* kName = "MPICH";
   using Handle = int;
   struct Status {
     int count_low, count_high_and_cancelled;
@@ -26,7 +24,6 @@ struct Mpich {
 };
 
 struct Standard {
-  static constexpr const char* kName = "MPI standard ABI";
   using Handle = void*;
   struct Status {
     int source, tag, error;

@@ -28,8 +28,6 @@ class MpiLibraryOf final : public MpiLibrary {
     path_ = OpenedLibrary::file_of(reinterpret_cast<const void*>(isend_));
   }
 
-  const char* interface_name() const override { return Abi::kName; }
-
   // No call here waits for another rank except those that make and free communicators. The caller polls, so that every
   // wait has a deadline and reacts to Ctrl-C.
   Handle send(Handle comm, const void* data, int nbytes, int dest, int tag) override {

@@ -42,8 +42,6 @@ class MpiLibrary {
   /// something is missing.
   static std::shared_ptr<MpiLibrary> open(const MpiFacts& facts);
 
-  /// "Open MPI", "MPICH" or "MPI standard ABI".
-  virtual const char* interface_name() const = 0;
   const std::string& path() const { return path_; }
   const MpiFacts& facts() const { return facts_; }
 

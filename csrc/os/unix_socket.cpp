@@ -59,14 +59,6 @@ bool UnixSocket::send(const void* data, std::size_t nbytes, const Fd* fd, const 
   return true;
 }
 
-std::optional<UnixSocket::Packet> UnixSocket::receive(const Deadline& deadline) {
-  for (;;) {
-    if (auto packet = receive_now()) return packet;
-    if (deadline.passed()) return std::nullopt;
-    wait_until_readable();
-  }
-}
-
 void UnixSocket::wait_until_readable() const { wait_for(POLLIN); }
 
 void UnixSocket::wait_for(short events) const {

@@ -27,10 +27,8 @@ class UnixSocket {
   bool send_now(const void* data, std::size_t nbytes, const Fd* fd = nullptr) const;
   /// The same with a wait for that process; false at the deadline.
   bool send(const void* data, std::size_t nbytes, const Fd* fd, const Deadline& deadline) const;
-  /// The next packet of at most 4 KiB; nothing at the deadline. Throws PeerLostError at the end of the connection, and
-  /// UnavailableError if this process has no descriptor left for the one that came with the packet.
-  std::optional<Packet> receive(const Deadline& deadline);
-  /// The same without waiting; nothing if no packet has arrived.
+  /// The next packet of at most 4 KiB; nothing if none has arrived. Throws PeerLostError at the end of the connection,
+  /// and UnavailableError if this process has no descriptor left for the one that came with the packet.
   std::optional<Packet> receive_now();
   /// For at most 20 ms. Runs the wait hooks.
   void wait_until_readable() const;

@@ -57,8 +57,8 @@ struct Region {
     options.inline_limit = 256;
     options.segment_bytes = piece;
     options.algorithm = algorithm;
-    auto transport = std::make_unique<LocalTransport>(network, rank);
-    return HierarchicalCommunicator::open(std::move(transport), topology, std::move(host), options, soon());
+    auto engine = std::make_shared<ProgressEngine>(std::make_unique<LocalTransport>(network, rank), options);
+    return HierarchicalCommunicator::over(std::move(engine), topology, std::move(host), soon());
   }
   Hosts hosts;
   Reach reach;

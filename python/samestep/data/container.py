@@ -10,20 +10,7 @@ import numpy as np
 
 from samestep.data import rows
 from samestep.group.group import Group
-
-
-def part_of(length: int, rank: int, size: int) -> range:
-    """The contiguous run of `range(length)` that belongs to `rank` of `size`.
-
-    Runs follow each other in order of rank and differ in length by at most one, the longer ones first.
-
-    Example:
-      >>> [part_of(10, rank, 4) for rank in range(4)]
-      [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
-    """
-    shortest, n_longer = divmod(length, size)
-    start = rank * shortest + min(rank, n_longer)
-    return range(start, start + shortest + (rank < n_longer))
+from samestep.step.shards import part_of
 
 
 class DistributedDataContainer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.step.shards import shards_of
+from samestep.step.shards import part_of, shards_of
 
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -41,12 +41,8 @@ def shards_of_step(items: _Indices, n_shards: int, rank: int, size: int, entropy
       >>> [shard.items.tolist() for shard in shards_of_step(np.arange(5), 4, 0, 2, [1])]
       [[0, 1], [2]]
     """
-    shortest, n_longer = divmod(len(items), n_shards)
-    edges = [index * shortest + min(index, n_longer) for index in range(n_shards + 1)]
-    return [
-        Shard(index, items[edges[index] : edges[index + 1]], _seed([*entropy, index]))
-        for index in shards_of(n_shards, rank, size)
-    ]
+    runs = ((index, part_of(len(items), index, n_shards)) for index in shards_of(n_shards, rank, size))
+    return [Shard(index, items[run.start : run.stop], _seed([*entropy, index])) for index, run in runs]
 
 
 def _seed(entropy: list[int]) -> int:

@@ -95,11 +95,7 @@ def hip_devices() -> Devices:
     path = next(filter(_loads, files), None)
     if path is None:
         return Devices("hip", 0, f"no HIP runtime ({_HIP_LIBRARIES[0]} does not load)")
-    runtime, count = ctypes.CDLL(path), ctypes.c_int(0)
-    code = runtime.hipGetDeviceCount(ctypes.byref(count))
-    if code or not count.value:
-        return Devices("hip", 0, f"HIP: {_reason(code)}{_mask('HIP', 'ROCR')}")
-    return Devices("hip", count.value, f"{count.value} AMD devices{_mask('HIP', 'ROCR')}")
+    return _devices_of_runtime("hip", path, f"HIP{_mask('HIP', 'ROCR')}")
 
 
 def _devices_of_runtime(kind: str, path: str, where: str) -> Devices:

@@ -305,10 +305,7 @@ class CollectiveMethods(MethodSupport):
             return shape
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
-        into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (
-            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
-        )
+        into, finish = self._output_of_library(library, dtype, shape, x, out)
         return Work(self._comm.scatter(x if self.rank == root else None, into, root), self._timeout, finish)
 
     # ---- all to all

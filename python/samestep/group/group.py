@@ -380,14 +380,10 @@ class Group(MessageMethods, VariableLengthMethods):
             was_usable = self._comm.usable
             met = self._close(self._comm, timeout) and was_usable
         finally:
-            if self._control is not None:
-                if not met:
-                    self._control.abandon(f"{self._comm.name} had ended with an error")
-                self._close(self._control, timeout)
-            if self._bootstrap_comm is not None:
+            for beside in filter(None, (self._control, self._bootstrap_comm)):
                 if not met:  # its ranks may not know of the error: they would wait for each other
-                    self._bootstrap_comm.abandon(f"{self._comm.name} had ended with an error")
-                self._close(self._bootstrap_comm, timeout)
+                    beside.abandon(f"{self._comm.name} had ended with an error")
+                self._close(beside, timeout)
 
     @property
     def _is_forked(self) -> bool:
@@ -424,11 +420,8 @@ class Group(MessageMethods, VariableLengthMethods):
             child._abandon(reason, finished=finished)
         if self._begin_end():
             self._leave_parent()
-            self._comm.abandon(reason, finished)
-            if self._control is not None:
-                self._control.abandon(reason, finished)
-            if self._bootstrap_comm is not None:
-                self._bootstrap_comm.abandon(reason, finished)
+            for comm in filter(None, (self._comm, self._control, self._bootstrap_comm)):
+                comm.abandon(reason, finished)
             self._at_end()
 
     def __enter__(self: _Self) -> _Self:

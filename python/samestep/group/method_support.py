@@ -51,6 +51,15 @@ class MethodSupport(_core.FastGroup):
         into = arrays.new_like(x, shape)
         return into, lambda: arrays.to_library_of(x, into)
 
+    def _output_of_library(
+        self, library: str, dtype: str, shape: tuple[int, ...], x: Any, out: Any
+    ) -> tuple[Any, Callable[[], Any]]:
+        """The same for a result that has the library and dtype of root's array; `x`: what is given here."""
+        if out is not None:
+            return out, lambda: out
+        into = arrays.new_array(library, dtype, shape, self._device)
+        return into, lambda: arrays.to_library(library, into, arrays.place_of(x))
+
     def _to_average(self, x: Any, target: Any, op: int, verb: str) -> Any | None:
         """A float32 copy of what is averaged, if NCCL would round each product and each addition to 16 bits.
 

@@ -129,10 +129,7 @@ class VariableLengthMethods(CollectiveMethods):
         library, dtype, metadata = self._broadcast_metadata(x, root, "scatterv", checked, limit, out=out)
         rows, extents = metadata[: self.size], metadata[self.size :]
         shape = (rows[self.rank], *extents)
-        into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (
-            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
-        )
+        into, finish = self._output_of_library(library, dtype, shape, x, out)
         row = int(np.prod(extents, dtype=np.int64))
         counts = [r * row for r in rows]
         inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, _lengths([counts]))

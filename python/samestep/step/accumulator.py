@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import require_backend
+from samestep.group.group import Group
 from samestep.step import added, agree, audit
 from samestep.step.combine import combine, combine_weights
-from samestep.step.headers import Header, StepHeaders
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
@@ -26,9 +26,6 @@ from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
 from samestep.trees.weights import require_sum, weight_of
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 __all__ = ["Accumulator"]
 
@@ -96,7 +93,7 @@ class Accumulator:
         self._nodes = [final_nodes(self._n_shards, run) for run in runs]
         self.indices = runs[backend.rank] if self._fixed else range(sys.maxsize)
         """The shards that this rank adds."""
-        self._headers = StepHeaders(backend, max(map(len, self._nodes)))
+        self._headers = agree.StepHeaders(backend, max(map(len, self._nodes)))
         self._is_compared = False
         self._memory.forget()
         self.reset()
@@ -271,7 +268,7 @@ class Accumulator:
         mine = self._finished()
         present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)
         missing = self._missing()
-        header = Header(
+        header = agree.Header(
             self._tree.layout.digest if self._tree is not None else 0,
             agree.header_of_present(present, self._tree),
             len(missing) + bool(self._failure),

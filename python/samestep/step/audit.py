@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group.group import Group
 from samestep.step.shards import shards_of
 from samestep.step.state_hash import leaf_hash
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.trees.fusion import Timer
+from samestep.trees.fusion import Timer
 
 __all__ = ["Audited", "Differs", "choose", "compare", "digest", "with_another"]
 

@@ -18,6 +18,20 @@ class Node(NamedTuple):
     position: int
 
 
+def part_of(length: int, rank: int, size: int) -> range:
+    """The contiguous run of `range(length)` that belongs to `rank` of `size`.
+
+    Runs follow each other in order of rank and differ in length by at most one, the longer ones first.
+
+    Example:
+      >>> [part_of(10, rank, 4) for rank in range(4)]
+      [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
+    """
+    shortest, n_longer = divmod(length, size)
+    start = rank * shortest + min(rank, n_longer)
+    return range(start, start + shortest + (rank < n_longer))
+
+
 def shards_of(n_shards: int, rank: int, size: int) -> range:
     """The shards that `rank` of `size` works on: a contiguous run, the longest of ceil(n_shards / size).
 
@@ -34,9 +48,7 @@ def shards_of(n_shards: int, rank: int, size: int) -> range:
     if longest & (longest - 1) == 0:
         start = min(rank * longest, n_shards)
         return range(start, min(start + longest, n_shards))
-    shortest, n_longer = divmod(n_shards, size)
-    start = rank * shortest + min(rank, n_longer)
-    return range(start, start + shortest + (rank < n_longer))
+    return part_of(n_shards, rank, size)
 
 
 def is_one_node_each(n_shards: int, size: int) -> bool:

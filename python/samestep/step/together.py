@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from samestep._util.json_layout import Many
 from samestep._util.text import ranks_text
 from samestep.errors import Error, MismatchError, StepError, TimeoutError
 from samestep.group import compiled, json_exchange
+from samestep.group.group import Group
 from samestep.reduce_ops import resolve
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.step.audit import Audited
+from samestep.step.audit import Audited
 
 __all__ = ["Together", "note_begun"]
 
@@ -85,7 +83,7 @@ class _Report(NamedTuple):
 _REPORT = [int, int, int, str, str, str, Many([str, Many(int)])]
 
 
-_Group = TypeVar("_Group", bound="Group")
+_Group = TypeVar("_Group", bound=Group)
 
 
 class Together(Generic[_Group]):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from samestep._util import launchers
 from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.gpu import discovery
 
 _LAUNCHERS = {
     "openmpi": ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
@@ -26,7 +27,8 @@ class Facts:
       launcher, launcher_size: name and number of ranks, as in `launchers.Launcher`.
       mpi_loadable, mpi_detail: whether mpi4py and an MPI library load; library and version, or why not.
       nccl_loadable, nccl_detail: whether NCCL or RCCL loads; library and version, or what was looked for.
-      devices, device_detail: usable CUDA or HIP devices; their names, or what was looked for.
+      found: the devices of the more numerous kind, CUDA or HIP; None: none were looked for.
+      devices, device_detail: how many of them are usable; their names, or what was looked for.
       every_rank_has_device: all ranks of the job see at least one device.
       can_meet: the ranks can find each other by what the launcher tells them, without MPI.
     """
@@ -37,6 +39,7 @@ class Facts:
     mpi_detail: str = ""
     nccl_loadable: bool = False
     nccl_detail: str = ""
+    found: discovery.Devices | None = None
     devices: int = 0
     device_detail: str = ""
     every_rank_has_device: bool = False

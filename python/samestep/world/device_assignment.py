@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 from samestep.errors import InvalidArgumentError, UnavailableError
 
 
 def assign_device(  # noqa: PLR0917 - as `initialize` has found them
-    kind_name: str, request: Any, local_rank: int, local_size: int, n_visible: int, looked_for: str = ""
+    kind_name: str,
+    request: list[int] | str | None,
+    local_rank: int,
+    local_size: int,
+    n_visible: int,
+    looked_for: str = "",
 ) -> int | None:
     """The device of this rank, as an index among the *visible* devices, or None.
 
@@ -17,14 +19,14 @@ def assign_device(  # noqa: PLR0917 - as `initialize` has found them
 
     Args:
       kind_name: "cuda" or "amdgpu", for error texts.
-      request: of the user. None: `local_rank` mod `n_visible`, and None without a device; `samestep.missing`: None; a
-        list: its entry for `local_rank`.
+      request: of the user. None: `local_rank` mod `n_visible`, and None without a device; "missing": None; a list: its
+        entry for `local_rank`.
       local_rank, local_size: among the ranks of this host.
       n_visible: devices that this process sees.
       looked_for: where there are none, for the error text.
 
     Raises:
-      InvalidArgumentError: another request, a list shorter than `local_size`, or an entry below 0.
+      InvalidArgumentError: a list shorter than `local_size`, or an entry below 0.
       UnavailableError: a list, and `n_visible` is 0, or the entry of any rank of this host is not below it: then all
         ranks raise, and none waits for another.
 
@@ -32,25 +34,13 @@ def assign_device(  # noqa: PLR0917 - as `initialize` has found them
       >>> [assign_device("cuda", None, rank, 3, 2) for rank in range(3)]
       [0, 1, 0]
     """
-    if isinstance(request, str) and request == "missing":
+    if isinstance(request, str):
         return None
     if request is None:
         # More ranks than devices share them. Without a device the rank works on the host.
         return local_rank % n_visible if n_visible > 0 else None
-    devices = _list_of(request)
-    _check_list(kind_name, devices, local_size, n_visible, looked_for)
-    return devices[local_rank]
-
-
-def _list_of(request: Any) -> list[int]:
-    try:
-        if not isinstance(request, (str, bytes)):
-            return [operator.index(device) for device in request]
-    except TypeError:
-        pass
-    raise InvalidArgumentError(
-        f"a device request is None, samestep.missing or a list of ints, not {request!r}"
-    )
+    _check_list(kind_name, request, local_size, n_visible, looked_for)
+    return request[local_rank]
 
 
 def _check_list(kind_name: str, devices: list[int], local_size: int, n_visible: int, looked_for: str) -> None:

@@ -5,45 +5,19 @@ Nothing is looked for at import. Starting MPI, and loading what costs time, is l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from samestep._util import launchers
+from samestep.gpu import discovery
 from samestep.world.choice import Facts
 
-if TYPE_CHECKING:
-    from samestep.gpu import discovery
 
-
-def visible_devices(*, cuda: bool = True, hip: bool = True) -> list[discovery.Devices]:
-    """What devices of the kinds asked for this process can use, the most numerous kind first."""
-    from samestep.gpu import discovery
-
-    found = []
-    if cuda:
-        found.append(discovery.cuda_devices())
-    if hip:
-        found.append(discovery.hip_devices())
-    return sorted(found, key=lambda devices: -devices.count)
-
-
-def gather(
-    *,
-    probe_mpi: bool,
-    cuda: bool = True,
-    hip: bool = True,
-    found: Sequence[discovery.Devices] | None = None,
-) -> Facts:
+def gather(*, probe_mpi: bool, cuda: bool = True, hip: bool = True) -> Facts:
     """The facts that `choose` decides by.
 
     Args:
       probe_mpi: load the MPI library that mpi4py uses (tens of milliseconds). MPI is not started. Without it
         MPI counts as not loadable.
       cuda, hip: whether to ask for such devices. Asking initialises the driver in this process.
-      found: what `visible_devices` has found, if it has been asked.
     """
-    from samestep.gpu import discovery
-
     started_by = launchers.launcher()
     facts = Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
     facts.can_meet = launchers.can_meet(started_by)
@@ -52,9 +26,9 @@ def gather(
 
         library = mpi_library.load()
         facts.mpi_loadable, facts.mpi_detail = bool(library.path), library.problem or library.detail
-    if found is None:
-        found = visible_devices(cuda=cuda, hip=hip)
-    best = found[0] if found else None
+    asked = [discovery.cuda_devices] * cuda + [discovery.hip_devices] * hip
+    found = sorted((devices() for devices in asked), key=lambda devices: -devices.count)
+    best = facts.found = found[0] if found else None
     facts.devices = best.count if best else 0
     facts.device_detail = (
         best.detail

@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from samestep import _core, _settings
 from samestep._util import launchers, silence, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
+from samestep.arrays import numpy_memory
 from samestep.backend import Backend
 from samestep.errors import (
     InvalidArgumentError,
@@ -25,12 +26,11 @@ from samestep.errors import (
     UnavailableError,
 )
 from samestep.group.group import warn
-from samestep.world import children, crash_report, environment
+from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.world import children, crash_report
 from samestep.world.choice import Facts, check_launch, choose
-from samestep.world.making import CLASSES, regroup, until_met, world_over
-
-if TYPE_CHECKING:
-    from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.world.making import CLASSES, gathered, regroup, until_met, world_over
+from samestep.world.member import member
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 DEFAULT_WARN_AFTER = 30.0  # seconds
@@ -130,8 +130,6 @@ def initialize(
 
 
 def _share_arrays(world: Backend) -> None:
-    from samestep.arrays import numpy_memory
-
     try:
         world._call_at_end(numpy_memory.begin(world._comm, world.local_size))
     except BaseException as error:  # the others may not have it
@@ -195,16 +193,12 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     _check_variables(arguments)
     timeout = _seconds("timeout", arguments["timeout"], _settings.TIMEOUT, DEFAULT_TIMEOUT)
     prepare_core()
-    found = environment.visible_devices(
-        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
-    )
     probe_mpi = requested == "mpi" or launchers.launcher().name in launchers.MPI_LAUNCHERS
-    known = environment.gather(probe_mpi=probe_mpi, found=found)
+    known = gathered(arguments, probe_mpi=probe_mpi)
     # Whether NCCL can be had is for all ranks to know, once they have met.
     choice = choose(known, "" if requested == "nccl" else requested)
     if probe_mpi and requested != "native" and choice.host == "native" and launchers.launcher().rank == 0:
         _tell_what_mpi_adds(known)
-    devices = found[0] if found else None
 
     def open_once(met: Rendezvous | None = None) -> Backend:
         if choice.host == "mpi":
@@ -216,12 +210,10 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
             comm, proved = bootstrap_native.open_world(
                 arguments["init_method"], **how, timeout=timeout, met=met, alone=alone
             )
-        return world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
+        return world_over(comm, requested, choice.host, known, arguments, timeout, proved)
 
     goes_on = None
     if choice.host == "native" and arguments["init_method"] is None and _settings.get(_settings.MEMBERSHIP):
-        from samestep.world.member import member
-
         goes_on = member()
     alone = goes_on is not None and goes_on.is_newcomer
     if goes_on is not None and not alone:
@@ -292,10 +284,7 @@ def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.
     loaded = bootstrap_mpi.load()
     check_launch(known, loaded.size, loaded.description)
     _check_claim("world_size", arguments["world_size"], loaded.size)
-    if loaded.size == 1:
-        comm = _core.make_self_communicator("world")
-    else:
-        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=timeout)
+    comm = bootstrap_mpi.open_world(loaded, timeout)
     _check_claim("rank", arguments["rank"], comm.rank)
     return comm
 

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from samestep import _core, _settings
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 from samestep.errors import PeerLostError, TimeoutError, UnavailableError
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
-from samestep.world import environment, equal_settings, opening, transports
+from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.world import environment, equal_settings, opening
 from samestep.world.choice import Facts, choose
 from samestep.world.device_assignment import assign_device
 from samestep.world.member import Member, member
 
-if TYPE_CHECKING:
-    from samestep.rendezvous.rendezvous import Rendezvous
-
-__all__ = ["CLASSES", "regroup", "until_met", "world_over"]
+__all__ = ["CLASSES", "gathered", "regroup", "until_met", "world_over"]
 
 CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
 _T = TypeVar("_T")
+_KINDS = (("cuda", "cuda"), ("hip", "amdgpu"))  # of devices, as libraries and as `initialize` call them
 _MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
 _MOST_OF_NEWCOMERS = 2  # then they end, and the others go on without them
+
+
+def gathered(arguments: dict[str, Any], *, probe_mpi: bool = False) -> Facts:
+    """The facts about this process, without the devices that `arguments`, those of `initialize`, leave alone."""
+    wanted = {kind: arguments[f"{name}_devices"] != "missing" for kind, name in _KINDS}
+    return environment.gather(probe_mpi=probe_mpi, **wanted)
 
 
 def world_over(  # noqa: PLR0917 - as they were found, one after the other
     comm: _core.Communicator,
     requested: str,
     host_backend: str,
-    found: discovery.Devices | None,
     known: Facts,
     arguments: dict[str, Any],
     timeout: float,
@@ -42,7 +46,6 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
       comm: of all ranks, before its first long message.
       requested: the backend that was asked for; "" for none.
       host_backend: "mpi" or "native", of host arrays.
-      found: devices of this process.
       known: of this process.
       arguments: of `initialize`.
       timeout: seconds until all ranks have joined.
@@ -60,13 +63,10 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     here = member()
     # Ranks that go on after a loss keep their devices, and one that is started again has that of the lost one.
     at = (placement.local_rank, placement.local_size) if here is None else here.launched_as
-    device = _assign(found, arguments, *at)
-    transports.refuse_unencrypted(
-        [backend], [facts.asked for facts in table], [facts.host for facts in table]
-    )
-    opened = opening.open_over(comm, host_backend, table, timeout)
+    device = _assign(known.found, arguments, *at)
+    opened = opening.open_over(comm, host_backend, table, timeout, of_devices=backend)
     comm = opened.comm
-    kind = found.kind if found is not None else "cuda"
+    kind = known.found.kind if known.found is not None else "cuda"
     if any(info.devices for info in devices):  # else there is nothing to agree on
         equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
         comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
@@ -123,7 +123,7 @@ def _assign(
     found: discovery.Devices | None, arguments: dict[str, Any], local_rank: int, local_size: int
 ) -> int | None:
     assigned = None
-    for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
+    for kind, name in _KINDS:
         count = found.count if found is not None and found.kind == kind else 0
         detail = found.detail if found is not None else "not looked for"
         device = assign_device(name, arguments[f"{name}_devices"], local_rank, local_size, count, detail)
@@ -175,15 +175,11 @@ def regroup(
     world._abandon(reason)
     for group in closed:  # so that using one says that it is closed
         group._comm.close(world.timeout)
-    found = environment.visible_devices(
-        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
-    )
-    known = environment.gather(probe_mpi=False, found=found)
+    known = gathered(arguments)
 
     def opened(met: Rendezvous) -> Backend:
         comm, proved = bootstrap_native.communicator_over(met, met.seconds)
-        devices = found[0] if found else None
-        return world_over(comm, kind, "native", devices, known, arguments, world.timeout, proved)
+        return world_over(comm, kind, "native", known, arguments, world.timeout, proved)
 
     def meet() -> Rendezvous:
         return goes_on.meet(world.timeout, step=step, clean=clean, admits=admits)

@@ -69,6 +69,7 @@ def open_over(
     timeout: float,
     *,
     proved: bool = False,
+    of_devices: str = "native",
 ) -> Opened:
     """Select the transport between the ranks of `comm`, configure it, and decide whether they trust each other.
 
@@ -80,13 +81,14 @@ def open_over(
       table: the facts of each rank.
       timeout: seconds until all ranks have joined.
       proved: the ranks have proved to each other that they belong to one job, the same on all.
+      of_devices: the backend of device arrays.
 
     Raises:
       InvalidArgumentError, MismatchError, UnavailableError: as `transports.select_transport`.
     """
     everywhere, rank = [facts.host for facts in table], comm.rank
     asked = [facts.asked for facts in table]
-    transports.refuse_unencrypted([backend], asked, everywhere)
+    transports.refuse_unencrypted([of_devices, backend], asked, everywhere)
     made, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
     same_host = [facts.cpus for facts in table if facts.host == everywhere[rank]]
     made.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
