@@ -76,6 +76,10 @@ class Slot:
             grad is not None and not self.dirty and grad.data_ptr() == self._left and bool(grad.any())
         )
 
+    def has_left(self, grad: torch.Tensor | None) -> bool:
+        """Whether `grad` is what the last pass has averaged, where it lies."""
+        return grad is not None and grad.data_ptr() == self._left
+
     def is_gathered(self) -> bool:
         """Whether the parameter's gradient still is what `gather` has left."""
         parameter, given, reduced = self._parameter(), self._given, self.reduced

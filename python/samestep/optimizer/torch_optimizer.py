@@ -31,8 +31,9 @@ from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
 
 _BY_HAND = (
-    "; no backward() has averaged this gradient for this step: it was set by hand, computed within no_sync, or its "
-    "parameter was not added by add_param_group; pass gradients through allreduce_gradients(backend, grads) first"
+    "; no backward() has averaged this gradient for this step: it was set or replaced by hand, computed within "
+    "no_sync, or its parameter was not added by add_param_group; give all ranks the same, e.g. by "
+    "allreduce_gradients(backend, grads)"
 )
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
@@ -122,8 +123,6 @@ class Averager:
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self._n_steps = 0
-        self._parameters: list[int] = []  # ids, in the optimizer's order
-        self._complete = -1  # the step for which the gradients of all of them have been averaged
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -132,7 +131,6 @@ class Averager:
         if optimizer is None:
             return
         named = named_parameters(optimizer)
-        self._parameters, self._complete = list(map(id, named.values())), -1
         require_same(
             self._backend,
             f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op, 'DistributedOptimizer')})",
@@ -155,7 +153,6 @@ class Averager:
     def forget(self, parameter: torch.Tensor) -> None:
         """Another optimizer has taken over `parameter`."""
         self._slots.pop(id(parameter), None)
-        self._complete = -1
         self._frozen = [frozen for frozen in self._frozen if frozen() is not parameter]
         self._buckets = []
 
@@ -198,7 +195,6 @@ class Averager:
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
                 self._slots[id(parameter)].dirty = True
-                self._complete = -1
             return
         if torch.is_grad_enabled():  # what autograd sets within a pass that builds a graph, and only there
             raise UnavailableError(
@@ -253,19 +249,19 @@ class Averager:
             if by_hand:
                 same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
 
-    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor]:
-        """Gradients that this step uses and no pass has averaged for it."""
-        optimizer, slots = self._optimizer(), self._slots
+    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor | None]:
+        """All gradients, if this step uses one that is not what a pass has averaged for it."""
+        optimizer = self._optimizer()
         parameters = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
-        found: dict[str, torch.Tensor] = {}
-        if self._complete == step and list(map(id, parameters)) == self._parameters:
-            return found
-        for i, p in enumerate(parameters):
-            slot = slots.get(id(p))
-            is_averaged = _is_claimed(p) if slot is None else slot.step == step and not slot.dirty
-            if not is_averaged and p.grad is not None:
-                found[f"parameter {i}"] = p.grad
-        return found
+        if all(self._is_averaged(p, step) for p in parameters):
+            return {}
+        return {f"parameter {i}": p.grad for i, p in enumerate(parameters)}
+
+    def _is_averaged(self, parameter: torch.Tensor, step: int) -> bool:
+        slot, grad = self._slots.get(id(parameter)), parameter.grad
+        if slot is not None and slot.step == step and not slot.dirty:
+            return slot.has_left(grad)
+        return grad is None or (slot is None and _is_claimed(parameter))
 
     def _warn_of_others(self) -> None:
         """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
@@ -329,7 +325,6 @@ class Averager:
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for i, (slot, any_rank) in enumerate(zip(slots, used, strict=True)):
             slot.write_back(any_rank, self._n_steps, is_there=i >= n_early)
-        self._complete = self._n_steps if all(used) and len(slots) == len(self._slots) else -1
         self._is_amid = False
         note_reduced()
 
