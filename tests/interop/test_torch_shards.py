@@ -168,7 +168,9 @@ def test_what_a_pass_adds_to_the_mean_is_refused(group, sharded):
         with opt.shard(group.rank):
             net(torch.ones(1, 2)).sum().backward()
         opt.average()
-        with pytest.raises(ss.InvalidArgumentError, match=r"backward\(\) after opt.average\(\) adds to the mean"):
+        with pytest.raises(
+            ss.InvalidArgumentError, match=r"backward\(\) after opt.average\(\) adds to the mean"
+        ):
             net(torch.ones(1, 2)).sum().backward()
         ends()
     net(torch.ones(1, 2)).sum().backward()  # no mean is there
