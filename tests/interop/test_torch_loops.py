@@ -112,25 +112,26 @@ def test_the_loop_gives_what_one_process_gives(group, name):
     assert_equal_everywhere(group, net.parameters())
 
 
-def test_lbfgs(group):
-    """Its line search compares losses, so the closure returns their mean."""
+@pytest.mark.parametrize("number", [False, True], ids=["tensor", "float"])
+def test_lbfgs(group, number):
+    """Its line search compares losses: those that all ranks have, though a closure computes that of the rank."""
 
-    def train(net, opt, x, y, mean):
+    def train(net, x, y, wrap):
+        opt = wrap(torch.optim.LBFGS(net.parameters(), 0.5, max_iter=6, line_search_fn="strong_wolfe"))
+
         def closure():
             opt.zero_grad()
-            return mean(backward(net, x, y).detach())
+            loss = backward(net, x, y)
+            return loss.item() if number else loss.detach()
 
-        for _ in range(2):
-            opt.step(closure)
+        return [float(opt.step(closure)), float(opt.step(closure=closure))]
 
-    def make(net):
-        return torch.optim.LBFGS(net.parameters(), 0.5, max_iter=4)
-
-    alone, net = model(), model()
-    train(alone, make(alone), *batch(), lambda loss: loss)
-    opt = ss.DistributedOptimizer(group, make(net))
-    train(net, opt, *batch(group.rank, group.size), lambda loss: group.allreduce(loss, "avg"))
-    assert_close(net.parameters(), alone.parameters(), 1e-4)
+    alone, net = model().double(), model().double()
+    expected = train(alone, *(t.double() for t in batch()), lambda opt: opt)
+    mine = (t.double() for t in batch(group.rank, group.size))
+    found = train(net, *mine, lambda opt: ss.DistributedOptimizer(group, opt))
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert_close(net.parameters(), alone.parameters(), 1e-6)
     assert_equal_everywhere(group, net.parameters())
 
 

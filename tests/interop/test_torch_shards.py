@@ -176,6 +176,14 @@ def test_what_a_pass_adds_to_the_mean_is_refused(group, sharded):
     net(torch.ones(1, 2)).sum().backward()  # no mean is there
 
 
+def test_a_closure_is_refused(group):
+    net = nn.Linear(2, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
+    for step in (lambda f: opt.step(f), lambda f: opt.step(closure=f)):
+        with pytest.raises(ss.InvalidArgumentError, match=r"step\(closure\) would average before"):
+            step(lambda: net(torch.ones(1, 2)).sum().backward())
+
+
 @pytest.mark.parametrize("change", ["grad", "data", "None"])
 def test_a_mean_gradient_that_one_rank_replaces(group, change):
     net = nn.Linear(2, 1)

@@ -69,7 +69,7 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
         averager.refresh_parameters()
 
     optimizer.add_param_group = add_and_take_in
-    optimizer.register_step_pre_hook(lambda *_: averager.require_mean())
+    optimizer.register_step_pre_hook(averager.before_step)
     verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
     if verifier is not None:
         optimizer.register_step_pre_hook(lambda opt, *_: verifier.before_step(state_of(opt)))
@@ -231,6 +231,31 @@ class Averager:
             bucket = self._buckets[self._n_started]
             if bucket.missing == 0:
                 self._start_next()
+
+    def before_step(
+        self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Let a step with a closure see the loss of all ranks, as a line search compares it. `args` begin with self."""
+        self.require_mean()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self.paused or not callable(closure):
+            return None
+        combined = functools.partial(self._loss_of_all, closure)
+        return (
+            ((args[0], combined, *args[2:]), kwargs)
+            if len(args) > 1
+            else (args, {**kwargs, "closure": combined})
+        )
+
+    def _loss_of_all(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+        if not is_tensor and not isinstance(loss, float):
+            return loss  # such as None, which no optimizer compares
+        mine = loss.detach().clone() if is_tensor else torch.tensor(loss, dtype=torch.float64)
+        with _core.UserCall("DistributedOptimizer: the loss that the closure returned"):
+            found = self._backend.allreduce(mine, self._op)
+        return found if is_tensor else found.item()
 
     def require_mean(self) -> None:
         """Refuse a step with this rank's own gradients: of a pass whose end never came, or set by hand."""

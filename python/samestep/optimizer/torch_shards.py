@@ -32,8 +32,17 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | N
     known: Any = optimizer
     known._samestep_shards = gradients
     known.shard, known.average = gradients.shard, gradients.average
-    optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
+    optimizer.register_step_pre_hook(functools.partial(_before_step, gradients))
     return optimizer
+
+
+def _before_step(gradients: ShardedGradients, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if len(args) > 1 or kwargs.get("closure") is not None:  # args begin with the optimizer
+        raise InvalidArgumentError(
+            "DistributedOptimizer: step(closure) would average before the closure computes gradients; call backward() "
+            "within opt.shard(), and then opt.step()"
+        )
+    gradients.before_step()
 
 
 class ShardedGradients:
