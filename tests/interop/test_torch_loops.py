@@ -211,3 +211,36 @@ def test_training_equals_one_process_when_everything_starts_out_different(group)
     plain(alone, torch.optim.SGD(alone.parameters(), 0.1), *batch())
     plain(net, opt, *batch(group.rank, group.size))
     assert_close(net.parameters(), alone.parameters())
+
+
+def test_a_rank_that_skips_a_step_is_told(group):
+    """Before a gradient at other parameters counts. Who has made up for it goes on."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    data = batch(group.rank, group.size)
+    backward(net, *data)
+    backward(net, *data)  # a pass that adds to another is of the same step
+    if group.rank > 0:
+        opt.step()
+    opt.zero_grad()
+    if group.size == 1:
+        return
+    with pytest.raises(ss.MismatchError, match=r"rank 0: .* 0 step\(\) since the last backward\(\)"):
+        backward(net, *data)
+    ss.synchronize(group, net)
+    for _ in range(2):
+        opt.zero_grad()
+        backward(net, *data)
+        opt.step()
+    assert_equal_everywhere(group, net.parameters())
+
+
+def test_steps_that_change_nothing_do_not_count(group):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    for _ in range(2):
+        opt.zero_grad()
+        for _ in range(group.rank):
+            opt.step()
+        backward(net, *batch(group.rank, group.size))
+        opt.step()

@@ -191,16 +191,23 @@ class Bucket:
         """Of the flat buffer; 0 without one."""
         return 0 if self._flat is None else self._flat.untyped_storage().data_ptr()
 
-    def start(self, backend: Group, op: Any, buffers: Container[int]) -> None:
-        """Start the reduction of what the slots hold now; arguments as for `Slot.take`."""
+    def start(self, backend: Group, op: Any, buffers: Container[int], n_steps: int) -> None:
+        """Start the reduction of what the slots hold now; `buffers` as for `Slot.take`.
+
+        Ranks compare `n_steps`, those since the last reduction, without a message of its own: by further dimensions.
+        """
         if self.is_on_host:
             for slot in self.slots:
                 if not slot.is_gathered():  # unused, or a hook of the user's has replaced it
                     slot.gather(buffers)
         else:
             self._gather_at_once(buffers)
-        with _core.UserCall(self._act):
+        with _core.UserCall(
+            self._act if n_steps == 1 else f"{self._act}, {n_steps} step() since the last backward()"
+        ):
             grad = _as_row(self.slots[0]) if self._flat is None else self._flat
+            if n_steps != 1:
+                grad = grad.view(*[1] * (1 + n_steps % 4), grad.numel())
             self._work = backend.iallreduce(grad, op)
 
     def _gather_at_once(self, buffers: Container[int]) -> None:

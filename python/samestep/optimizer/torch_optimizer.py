@@ -123,6 +123,10 @@ class Averager:
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self._n_steps = 0
+        self._n_since = (
+            0  # steps that have changed parameters since the last pass that averaged; on all ranks the same
+        )
+        backend._follow(self, Averager._begin_with_newcomers)
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -149,6 +153,9 @@ class Averager:
             if p.requires_grad or id(p) in old
         }
         self._buckets = []
+
+    def _begin_with_newcomers(self, _: Group) -> None:
+        self._n_since = 0  # as on ranks that come in
 
     def forget(self, parameter: torch.Tensor) -> None:
         """Another optimizer has taken over `parameter`."""
@@ -273,6 +280,9 @@ class Averager:
             by_hand = self._not_averaged_in(step)
             if by_hand:
                 same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
+            optimizer = self._optimizer()
+            groups = [] if optimizer is None else optimizer.param_groups
+            self._n_since += any(p.grad is not None for group in groups for p in group["params"])
 
     def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor | None]:
         """All gradients, if this step uses one that is not what a pass has averaged for it."""
@@ -323,7 +333,7 @@ class Averager:
         return this_pass
 
     def _start_next(self) -> None:
-        self._buckets[self._n_started].start(self._backend, self._op, self._buffers)
+        self._buckets[self._n_started].start(self._backend, self._op, self._buffers, self._n_since)
         self._n_started += 1
 
     @torch.no_grad()
@@ -344,13 +354,18 @@ class Averager:
         n_early = sum(len(bucket.slots) for bucket in self._buckets[: self._n_started])
         while self._n_started < len(self._buckets):
             self._start_next()
-        for bucket in self._buckets:
-            bucket.finish()
+        try:
+            for bucket in self._buckets:
+                bucket.finish()
+        except MismatchError:
+            self._n_since = 0  # on all ranks: those that have made up for the difference go on
+            raise
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for i, (slot, any_rank) in enumerate(zip(slots, used, strict=True)):
             slot.write_back(any_rank, self._n_steps, is_there=i >= n_early)
         self._is_amid = False
+        self._n_since = 0
         note_reduced()
 
 
