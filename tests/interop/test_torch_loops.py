@@ -244,3 +244,41 @@ def test_steps_that_change_nothing_do_not_count(group):
             opt.step()
         backward(net, *batch(group.rank, group.size))
         opt.step()
+
+
+def by_one(opt, group):
+    opt.param_groups[0]["lr"] /= 2 if group.rank == 0 else 1
+
+
+def by_each(opt, group):
+    opt.param_groups[0]["momentum"] = 0.1 * (1 + group.rank)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("change", [by_one, by_each])
+def test_settings_that_differ_are_told_before_a_step(group, change, first):
+    """Those that all change alike are fine, and who has made up for a difference goes on."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1, momentum=0.5))
+    data = batch(group.rank, group.size)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+    for _ in range(0 if first else 3):
+        backward(net, *data)
+        opt.step()
+        scheduler.step()
+    if group.size == 1:
+        return
+    before = [p.detach().clone() for p in net.parameters()]
+    change(opt, group)
+    with pytest.raises(ss.MismatchError, match=r"settings"):
+        backward(net, *data)
+    named = "lr" if change is by_one else "momentum"
+    with pytest.raises(ss.MismatchError, match=rf"settings .*{named}.* differs"):  # all compare all then
+        backward(net, *data)
+    assert_close(list(net.parameters()), before, 0.0)
+    ss.synchronize(group, opt)
+    for _ in range(2):
+        opt.zero_grad()
+        backward(net, *data)
+        opt.step()
+    assert_equal_everywhere(group, net.parameters())

@@ -203,3 +203,20 @@ def test_a_mean_gradient_that_one_rank_replaces(group, change):
             opt.step()
     with pytest.raises(ss.MismatchError, match=r"DistributedOptimizer: step\(\)|barrier"):
         opt.step() if group.rank == 0 else group.barrier()
+
+
+def test_settings_that_differ_are_told_before_a_step(group):
+    net = nn.Linear(2, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
+    for rate in (0.3, 0.2, 0.2):
+        opt.param_groups[0]["lr"] = rate
+        with opt.shard():
+            net(torch.ones(1, 2)).sum().backward()
+        opt.step()
+    before = net.weight.detach().clone()
+    opt.param_groups[0]["lr"] = 0.1 * (1 + group.rank) + 0.01
+    with opt.shard():
+        net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ss.MismatchError, match=r"settings .*lr.* differs"):
+        opt.step()
+    assert torch.equal(net.weight, before)

@@ -191,10 +191,12 @@ class Bucket:
         """Of the flat buffer; 0 without one."""
         return 0 if self._flat is None else self._flat.untyped_storage().data_ptr()
 
-    def start(self, backend: Group, op: Any, buffers: Container[int], n_steps: int) -> None:
+    def start(
+        self, backend: Group, op: Any, buffers: Container[int], n_steps: int, has_other_settings: bool
+    ) -> None:
         """Start the reduction of what the slots hold now; `buffers` as for `Slot.take`.
 
-        Ranks compare `n_steps`, those since the last reduction, without a message of its own: by further dimensions.
+        What happened since the last reduction is compared without a message of its own: by further dimensions.
         """
         if self.is_on_host:
             for slot in self.slots:
@@ -202,12 +204,13 @@ class Bucket:
                     slot.gather(buffers)
         else:
             self._gather_at_once(buffers)
-        with _core.UserCall(
-            self._act if n_steps == 1 else f"{self._act}, {n_steps} step() since the last backward()"
-        ):
+        what = "" if n_steps == 1 else f", {n_steps} step() since the last backward()"
+        what += ", with other settings of the optimizer" if has_other_settings else ""
+        n_more = (1, 0, 2)[min(n_steps, 2)] + 3 * has_other_settings
+        with _core.UserCall(self._act + what):
             grad = _as_row(self.slots[0]) if self._flat is None else self._flat
-            if n_steps != 1:
-                grad = grad.view(*[1] * (1 + n_steps % 4), grad.numel())
+            if n_more:
+                grad = grad.view(*[1] * n_more, grad.numel())
             self._work = backend.iallreduce(grad, op)
 
     def _gather_at_once(self, buffers: Container[int]) -> None:

@@ -23,6 +23,7 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
 from samestep.group.group import Group
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
+from samestep.optimizer.torch_settings import Settings
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
@@ -111,6 +112,7 @@ class Averager:
         self.paused = False
         self._backend = backend
         self._optimizer = weakref.ref(optimizer)
+        self._settings, self._has_other_settings = Settings(backend, optimizer), False
         self._op = op
         self.is_mean = not isinstance(op, Premul) and resolve(op) == resolve(ReduceOp.AVG)
         self._slots: dict[int, Slot] = {}  # by id of the parameter
@@ -327,13 +329,16 @@ class Averager:
         # Anew in each pass: `p.grad.share_memory_()` moves a whole buffer.
         self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
+        self._has_other_settings = self._settings.have_changed()
         this_pass = _Pass(self)
         self._pass, self._is_amid = weakref.ref(this_pass), True
         _at_end_of_backward(this_pass)
         return this_pass
 
     def _start_next(self) -> None:
-        self._buckets[self._n_started].start(self._backend, self._op, self._buffers, self._n_since)
+        self._buckets[self._n_started].start(
+            self._backend, self._op, self._buffers, self._n_since, self._has_other_settings
+        )
         self._n_started += 1
 
     @torch.no_grad()
@@ -357,8 +362,11 @@ class Averager:
         try:
             for bucket in self._buckets:
                 bucket.finish()
-        except MismatchError:
-            self._n_since = 0  # on all ranks: those that have made up for the difference go on
+            if self._has_other_settings:
+                self._settings.compare()
+        except MismatchError:  # on all ranks: those that have made up for the difference go on
+            self._n_since = 0
+            self._settings.forget()
             raise
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]

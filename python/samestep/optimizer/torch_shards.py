@@ -12,6 +12,7 @@ import torch
 
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
+from samestep.optimizer.torch_settings import Settings
 from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.step.accumulator import Accumulator
 from samestep.step.state_hash import Verifier, same
@@ -50,6 +51,7 @@ class ShardedGradients:
 
     def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> None:
         self._backend, self._optimizer = backend, weakref.ref(optimizer)
+        self._settings = Settings(backend, optimizer)
         like = {name: p.detach() for name, p in named_parameters(optimizer).items() if p.requires_grad}
         self._total = Accumulator(backend, shards, like=like)
         self._is_averaged = False
@@ -128,6 +130,8 @@ class ShardedGradients:
                 same(self._backend, grads, act="DistributedOptimizer: step()", when=_REPLACED)
         self._stop_watching()
         self._is_averaged = False
+        if self._settings.have_changed():
+            self._settings.compare()
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         optimizer = self._optimizer()
