@@ -138,6 +138,21 @@ std::string Signature::describe(Naming naming) const {
   return text;
 }
 
+Description description(const std::string& call, const std::string& operation) {
+  const std::string second = operation.substr(0, sizeof(Description) - 1);
+  const std::size_t left = sizeof(Description) - 1 - second.size();
+  std::string first = call.empty() ? "" : call + "\n";
+  if (first.size() > left) {
+    constexpr std::string_view kCut = "...\n";
+    std::size_t end = left < kCut.size() ? 0 : left - kCut.size();
+    while (end > 0 && (static_cast<unsigned char>(call[end]) & 0xC0U) == 0x80U) --end;  // within a letter of UTF-8
+    first = end == 0 ? "" : str(call.substr(0, end), kCut);
+  }
+  Description result{};  // ends in a zero
+  std::ranges::copy(first + second, result.begin());
+  return result;
+}
+
 std::string mismatch_text(const std::string& group, std::uint64_t sequence,
                           std::vector<std::string> description_of_rank) {
   choose_lines(description_of_rank);

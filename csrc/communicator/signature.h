@@ -100,6 +100,11 @@ struct Signature {
 /// The digest of a signature with these fields.
 std::uint64_t digest(CollectiveType verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape);
 
+/// What `mismatch_text` gets of this rank, as long as all ranks send: the user's call, if there is one, and the
+/// operation. A long call is cut, since what differs may be in the second line alone.
+using Description = std::array<char, 512>;
+Description description(const std::string& call, const std::string& operation);
+
 /// The text of the MismatchError of every rank, e.g. "allreduce (operation 12 of group 'world'): the ranks do not
 /// agree. ranks 0, 2: allreduce of float32[2, 3] with op sum; rank 1: ...". Pure: equal inputs give equal texts on all
 /// ranks. If a description has two lines, the first is the user's call and the second the operation inside it, which is

@@ -1,7 +1,5 @@
 #include "engine/operation.h"
 
-#include <cstring>
-
 #include "core/error.h"
 #include "core/format.h"
 #include "transport/tags.h"
@@ -100,16 +98,14 @@ void Collective::require_sequence() {
 void Collective::exchange_descriptions() {
   descriptions_.resize(static_cast<std::size_t>(size()));
   const auto me = static_cast<std::size_t>(rank());
-  const std::string mine = called().empty() ? what() : called() + "\n" + what();
-  // All descriptions have one length, so that receives can be posted before the texts of the others are known. The
-  // array was zeroed, so a text that is cut still ends in a zero.
-  std::strncpy(descriptions_[me].data(), mine.c_str(), kDescriptionBytes - 1);
+  // All descriptions have one length, so that receives can be posted before the texts of the others are known.
+  descriptions_[me] = description(called(), what());
   const int tag = tags::of_operation(sequence_, tags::kPhaseDescribe);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    pending_descriptions_.send(transport(), descriptions_[me].data(), kDescriptionBytes, peer, tag);
-    pending_descriptions_.receive(transport(), descriptions_[static_cast<std::size_t>(peer)].data(), kDescriptionBytes,
-                                  peer, tag);
+    Description& theirs = descriptions_[static_cast<std::size_t>(peer)];
+    pending_descriptions_.send(transport(), descriptions_[me].data(), sizeof theirs, peer, tag);
+    pending_descriptions_.receive(transport(), theirs.data(), sizeof theirs, peer, tag);
   }
 }
 

@@ -114,7 +114,6 @@ class Collective : public Operation {
 
  private:
   enum class Stage : std::uint8_t { post, exchange_headers, mismatch, work };
-  static constexpr std::size_t kDescriptionBytes = 192;
 
   bool post_if_possible();
   /// Throws Error if a header is not of this operation.
@@ -125,7 +124,7 @@ class Collective : public Operation {
   Signature signature_;
   std::uint64_t digest_;
   Stage stage_ = Stage::post;
-  std::vector<std::array<char, kDescriptionBytes>> descriptions_;
+  std::vector<Description> descriptions_;
   RequestSet pending_descriptions_;
 };
 

@@ -1,7 +1,6 @@
 #include "nccl/call_log.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -9,9 +8,8 @@
 
 namespace samestep {
 
-std::string CallLog::Call::describe() const {
-  const std::string text = str(signature.describe(), is_captured ? " captured into a graph" : "");
-  return called.empty() ? text : str(called, "\n", text);
+Description CallLog::Call::describe() const {
+  return description(called, str(signature.describe(), is_captured ? " captured into a graph" : ""));
 }
 
 CallLog::CallLog(std::shared_ptr<Communicator> group, std::string name)
@@ -46,8 +44,8 @@ void CallLog::start_exchange() {
   const UserCall about(calls_.front().signature.describe(), UserCall::Inside::instead);
   if (differ_) {
     descriptions_.resize(static_cast<std::size_t>(group_->size()));
-    std::array<char, kDescriptionBytes>& mine = descriptions_[static_cast<std::size_t>(group_->rank())];
-    std::strncpy(mine.data(), calls_.front().describe().c_str(), mine.size() - 1);  // the rest stays zero
+    Description& mine = descriptions_[static_cast<std::size_t>(group_->rank())];
+    mine = calls_.front().describe();
     exchange_ = gather(mine.data(), descriptions_.data(), sizeof mine);
     return;
   }

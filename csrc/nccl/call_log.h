@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -38,14 +37,14 @@ class CallLog {
   std::string late_ranks(Seconds waited) const;
 
  private:
-  static constexpr std::size_t kFewAtOnce = 7, kMostAtOnce = 511, kDescriptionBytes = 192;
+  static constexpr std::size_t kFewAtOnce = 7, kMostAtOnce = 511;
 
   struct Call {
     Signature signature;
     std::uint64_t digest, operation;
     bool is_captured;
     std::string called;  // by the user
-    std::string describe() const;
+    Description describe() const;
   };
   void start_exchange();
   /// Compares what has arrived. True if descriptions are exchanged next.
@@ -61,7 +60,7 @@ class CallLog {
   bool differ_ = false;                    // `exchange_` is one of descriptions
   std::size_t at_once_ = kFewAtOnce;       // the same on all ranks
   std::vector<std::uint64_t> mine_, all_;  // of each rank: how many digests, and these
-  std::vector<std::array<char, kDescriptionBytes>> descriptions_;
+  std::vector<Description> descriptions_;
 };
 
 }  // namespace samestep

@@ -1,6 +1,7 @@
 """`synchronize`: everybody gets root's tree, in few messages, or everybody learns which leaf differs."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -214,6 +215,22 @@ def test_an_object_alone_is_no_tree(group):
     assert f"synchronize: {__name__}.Estimator is not a tree of arrays, so nothing was synchronized" in text
     assert "objects='pickle'" in text
     assert_all(ss.synchronize(group, model, objects="pickle").coef_, 1)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "S3"])
+def test_arrays_of_texts_are_objects(group, dtype):
+    names = np.array([f"a{group.rank}", "b"], dtype)
+    expected = (
+        pytest.warns(UserWarning, match="left as on each rank")
+        if group.size > 1
+        else contextlib.nullcontext()
+    )
+    with expected:
+        kept = ss.synchronize(group, {"names": names, "w": filled(group.rank)})
+    assert kept["names"] is names
+    assert_all(kept["w"], 1)
+    sent = ss.synchronize(group, {"names": names}, objects="pickle")["names"]
+    assert sent.tolist() == np.array(["a0", "b"], dtype).tolist()
 
 
 def test_objects_can_be_sent(group, root):

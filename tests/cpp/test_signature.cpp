@@ -94,6 +94,27 @@ TEST_CASE("mismatch_text: ranks that agree are named together, in order of the f
         "order, with equal shapes, dtypes, ops and roots.");
 }
 
+TEST_CASE("description: a long call is cut, and the operation is not") {
+  const std::size_t most = sizeof(Description) - 1;
+  for (const std::string operation : {"allreduce of float32[2] with op sum", "bcast of int8[1] from root 0"}) {
+    for (std::size_t length = 0; length < 2 * most; ++length) {
+      const std::string call(length, 'x');
+      const std::string text = description(call, operation).data();
+      CHECK(text.ends_with(operation));
+      const bool fits = length + 1 + operation.size() <= most;
+      CHECK(text.size() == (length == 0 ? operation.size() : fits ? length + 1 + operation.size() : most));
+      if (!fits) CHECK(text.find("xxx...\n") != std::string::npos);
+    }
+  }
+  std::string letters;
+  while (letters.size() < most) letters += "\u00e9";
+  for (const std::string before : {"", "x"}) {  // whole letters only
+    const std::string text = description(before + letters, "barrier").data();
+    CHECK((text.find("...") - before.size()) % 2 == 0);
+  }
+  CHECK(std::string(description("call", std::string(2 * most, 'y')).data()) == std::string(most, 'y'));
+}
+
 TEST_CASE("mismatch_text: no single verb is blamed when verbs differ") {
   CHECK(mismatch_text("world", 3, {"barrier", "bcast of int8[1] from root 0"})
             .starts_with("operation 3 of group 'world': the ranks do not agree. rank 0: barrier; rank 1: bcast of"));

@@ -162,6 +162,32 @@ def test_gradients_that_no_pass_has_averaged_are_refused_where_they_differ(group
     assert_equal_everywhere(group, net.parameters())
 
 
+def drop_it(p, half):
+    p.grad = None
+
+
+@pytest.mark.parametrize("change", [replace_data, replace_in_two_steps, drop_it])
+def test_a_mean_gradient_that_one_rank_replaces(group, change):
+    """The others are at their next operation then."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    for ranks in (range(group.size), [group.size - 1]):
+        opt.zero_grad()
+        backward(net, *batch(group.rank, group.size))
+        if group.rank in ranks:
+            change(net[0].weight, net[0].weight.grad * 0.5)
+        if group.size == len(ranks):
+            opt.step()
+    if group.size == 1:
+        return
+    with pytest.raises(ss.MismatchError, match=r"DistributedOptimizer: step\(\)"):
+        opt.step() if group.rank == group.size - 1 else group.barrier()
+    if change is not drop_it:
+        change(net[0].weight, torch.full_like(net[0].weight, group.rank))
+        with pytest.raises(ss.MismatchError, match=r"step\(\) .*'parameter 0'.* replaced by hand"):
+            opt.step()
+
+
 def test_parameters_that_were_put_into_a_group_by_hand(group):
     first, second = nn.Linear(3, 1), nn.Linear(3, 1)
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(first.parameters(), 0.1))

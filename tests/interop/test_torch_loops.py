@@ -112,25 +112,26 @@ def test_the_loop_gives_what_one_process_gives(group, name):
     assert_equal_everywhere(group, net.parameters())
 
 
-def test_lbfgs(group):
-    """Its line search compares losses, so the closure returns their mean."""
+@pytest.mark.parametrize("number", [False, True], ids=["tensor", "float"])
+def test_lbfgs(group, number):
+    """Its line search compares losses: those that all ranks have, though a closure computes that of the rank."""
 
-    def train(net, opt, x, y, mean):
+    def train(net, x, y, wrap):
+        opt = wrap(torch.optim.LBFGS(net.parameters(), 0.5, max_iter=6, line_search_fn="strong_wolfe"))
+
         def closure():
             opt.zero_grad()
-            return mean(backward(net, x, y).detach())
+            loss = backward(net, x, y)
+            return loss.item() if number else loss.detach()
 
-        for _ in range(2):
-            opt.step(closure)
+        return [float(opt.step(closure)), float(opt.step(closure=closure))]
 
-    def make(net):
-        return torch.optim.LBFGS(net.parameters(), 0.5, max_iter=4)
-
-    alone, net = model(), model()
-    train(alone, make(alone), *batch(), lambda loss: loss)
-    opt = ss.DistributedOptimizer(group, make(net))
-    train(net, opt, *batch(group.rank, group.size), lambda loss: group.allreduce(loss, "avg"))
-    assert_close(net.parameters(), alone.parameters(), 1e-4)
+    alone, net = model().double(), model().double()
+    expected = train(alone, *(t.double() for t in batch()), lambda opt: opt)
+    mine = (t.double() for t in batch(group.rank, group.size))
+    found = train(net, *mine, lambda opt: ss.DistributedOptimizer(group, opt))
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert_close(net.parameters(), alone.parameters(), 1e-6)
     assert_equal_everywhere(group, net.parameters())
 
 
@@ -210,3 +211,74 @@ def test_training_equals_one_process_when_everything_starts_out_different(group)
     plain(alone, torch.optim.SGD(alone.parameters(), 0.1), *batch())
     plain(net, opt, *batch(group.rank, group.size))
     assert_close(net.parameters(), alone.parameters())
+
+
+def test_a_rank_that_skips_a_step_is_told(group):
+    """Before a gradient at other parameters counts. Who has made up for it goes on."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    data = batch(group.rank, group.size)
+    backward(net, *data)
+    backward(net, *data)  # a pass that adds to another is of the same step
+    if group.rank > 0:
+        opt.step()
+    opt.zero_grad()
+    if group.size == 1:
+        return
+    with pytest.raises(ss.MismatchError, match=r"rank 0: .* 0 step\(\) since the last backward\(\)"):
+        backward(net, *data)
+    ss.synchronize(group, net)
+    for _ in range(2):
+        opt.zero_grad()
+        backward(net, *data)
+        opt.step()
+    assert_equal_everywhere(group, net.parameters())
+
+
+def test_steps_that_change_nothing_do_not_count(group):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    for _ in range(2):
+        opt.zero_grad()
+        for _ in range(group.rank):
+            opt.step()
+        backward(net, *batch(group.rank, group.size))
+        opt.step()
+
+
+def by_one(opt, group):
+    opt.param_groups[0]["lr"] /= 2 if group.rank == 0 else 1
+
+
+def by_each(opt, group):
+    opt.param_groups[0]["momentum"] = 0.1 * (1 + group.rank)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("change", [by_one, by_each])
+def test_settings_that_differ_are_told_before_a_step(group, change, first):
+    """Those that all change alike are fine, and who has made up for a difference goes on."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1, momentum=0.5))
+    data = batch(group.rank, group.size)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+    for _ in range(0 if first else 3):
+        backward(net, *data)
+        opt.step()
+        scheduler.step()
+    if group.size == 1:
+        return
+    before = [p.detach().clone() for p in net.parameters()]
+    change(opt, group)
+    with pytest.raises(ss.MismatchError, match=r"settings"):
+        backward(net, *data)
+    named = "lr" if change is by_one else "momentum"
+    with pytest.raises(ss.MismatchError, match=rf"settings .*{named}.* differs"):  # all compare all then
+        backward(net, *data)
+    assert_close(list(net.parameters()), before, 0.0)
+    ss.synchronize(group, opt)
+    for _ in range(2):
+        opt.zero_grad()
+        backward(net, *data)
+        opt.step()
+    assert_equal_everywhere(group, net.parameters())

@@ -157,3 +157,66 @@ def test_gradients_that_no_shard_holds_are_refused_on_all_ranks(group, sharded):
     with opt.shard(group.rank):
         net(torch.ones(1, 2)).sum().backward()
     opt.step()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_a_pass_adds_to_the_mean_is_refused(group, sharded):
+    net = nn.Linear(2, 1)
+    wrap = ss.ShardedOptimizer if sharded else ss.DistributedOptimizer
+    opt = wrap(group, torch.optim.SGD(net.parameters(), 0.1), shards=group.size)
+    for ends in (opt.zero_grad, opt.step, opt.step):  # what was refused once does not stay refused
+        with opt.shard(group.rank):
+            net(torch.ones(1, 2)).sum().backward()
+        opt.average()
+        with pytest.raises(
+            ss.InvalidArgumentError, match=r"backward\(\) after opt.average\(\) adds to the mean"
+        ):
+            net(torch.ones(1, 2)).sum().backward()
+        ends()
+    net(torch.ones(1, 2)).sum().backward()  # no mean is there
+
+
+def test_a_closure_is_refused(group):
+    net = nn.Linear(2, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
+    for step in (opt.step, lambda f: opt.step(closure=f)):
+        with pytest.raises(ss.InvalidArgumentError, match=r"step\(closure\) would average before"):
+            step(lambda: net(torch.ones(1, 2)).sum().backward())
+
+
+@pytest.mark.parametrize("change", ["grad", "data", "None"])
+def test_a_mean_gradient_that_one_rank_replaces(group, change):
+    net = nn.Linear(2, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
+    replaces = {
+        "grad": lambda p: setattr(p, "grad", p.grad * 0.5),
+        "data": lambda p: setattr(p.grad, "data", p.grad * 0.5),
+        "None": lambda p: setattr(p, "grad", None),
+    }[change]
+    for ranks in (range(group.size), [0]):
+        with opt.shard():
+            net(torch.ones(1, 2)).sum().backward()
+        opt.average()
+        if group.rank in ranks:
+            replaces(net.weight)
+        if len(ranks) > 1:
+            opt.step()
+    with pytest.raises(ss.MismatchError, match=r"DistributedOptimizer: step\(\)|barrier"):
+        opt.step() if group.rank == 0 else group.barrier()
+
+
+def test_settings_that_differ_are_told_before_a_step(group):
+    net = nn.Linear(2, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
+    for rate in (0.3, 0.2, 0.2):
+        opt.param_groups[0]["lr"] = rate
+        with opt.shard():
+            net(torch.ones(1, 2)).sum().backward()
+        opt.step()
+    before = net.weight.detach().clone()
+    opt.param_groups[0]["lr"] = 0.1 * (1 + group.rank) + 0.01
+    with opt.shard():
+        net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ss.MismatchError, match=r"settings .*lr.* differs"):
+        opt.step()
+    assert torch.equal(net.weight, before)

@@ -1,6 +1,7 @@
 """What the ranks of a group of torch ask its store, before they are connected. Threads stand for the ranks."""
 
 import collections
+import datetime
 import threading
 
 import pytest
@@ -112,6 +113,21 @@ def test_who_has_read_an_old_number_comes_to_the_next_meeting():
     assert ranks.come([0]) == all_of(2)[:1]
     waiting.join(PATIENCE_S + 10)
     assert waiting.heard == all_of(2)[1]
+
+
+def test_threads_that_come_at_the_same_time_come_to_meetings_of_their_own():
+    ranks = Ranks(2, "in a world of samestep")
+    waiting = [Rank(ranks, 0, PATIENCE_S) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    for number in range(3):
+        where = dist.PrefixStore(f"world/group of ranks [0, 3], meeting {number}", ranks.store)
+        where.wait([f"{RESERVED}/rank 0"], datetime.timedelta(seconds=PATIENCE_S))
+    for _ in waiting:
+        assert ranks.come([1]) == all_of(2)[:1]
+    for thread in waiting:
+        thread.join(PATIENCE_S + 10)
+        assert thread.heard == all_of(2)[0]
 
 
 @pytest.mark.parametrize(("kind", "place"), [("in a world of samestep", "world/"), ("in another world", "")])

@@ -76,6 +76,10 @@ class Slot:
             grad is not None and not self.dirty and grad.data_ptr() == self._left and bool(grad.any())
         )
 
+    def has_left(self, grad: torch.Tensor | None) -> bool:
+        """Whether `grad` is what the last pass has averaged, where it lies."""
+        return grad is not None and grad.data_ptr() == self._left
+
     def is_gathered(self) -> bool:
         """Whether the parameter's gradient still is what `gather` has left."""
         parameter, given, reduced = self._parameter(), self._given, self.reduced
@@ -187,16 +191,26 @@ class Bucket:
         """Of the flat buffer; 0 without one."""
         return 0 if self._flat is None else self._flat.untyped_storage().data_ptr()
 
-    def start(self, backend: Group, op: Any, buffers: Container[int]) -> None:
-        """Start the reduction of what the slots hold now; arguments as for `Slot.take`."""
+    def start(
+        self, backend: Group, op: Any, buffers: Container[int], n_steps: int, has_other_settings: bool
+    ) -> None:
+        """Start the reduction of what the slots hold now; `buffers` as for `Slot.take`.
+
+        What happened since the last reduction is compared without a message of its own: by further dimensions.
+        """
         if self.is_on_host:
             for slot in self.slots:
                 if not slot.is_gathered():  # unused, or a hook of the user's has replaced it
                     slot.gather(buffers)
         else:
             self._gather_at_once(buffers)
-        with _core.UserCall(self._act):
+        what = "" if n_steps == 1 else f", {n_steps} step() since the last backward()"
+        what += ", with other settings of the optimizer" if has_other_settings else ""
+        n_more = (1, 0, 2)[min(n_steps, 2)] + 3 * has_other_settings
+        with _core.UserCall(self._act + what):
             grad = _as_row(self.slots[0]) if self._flat is None else self._flat
+            if n_more:
+                grad = grad.view(*[1] * n_more, grad.numel())
             self._work = backend.iallreduce(grad, op)
 
     def _gather_at_once(self, buffers: Container[int]) -> None:

@@ -23,6 +23,7 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
 from samestep.group.group import Group
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
+from samestep.optimizer.torch_settings import Settings
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
@@ -31,8 +32,9 @@ from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
 
 _BY_HAND = (
-    "; no backward() has averaged this gradient for this step: it was set by hand, computed within no_sync, or its "
-    "parameter was not added by add_param_group; pass gradients through allreduce_gradients(backend, grads) first"
+    "; no backward() has averaged this gradient for this step: it was set or replaced by hand, computed within "
+    "no_sync, or its parameter was not added by add_param_group; give all ranks the same, e.g. by "
+    "allreduce_gradients(backend, grads)"
 )
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
@@ -68,7 +70,7 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
         averager.refresh_parameters()
 
     optimizer.add_param_group = add_and_take_in
-    optimizer.register_step_pre_hook(lambda *_: averager.require_mean())
+    optimizer.register_step_pre_hook(averager.before_step)
     verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
     if verifier is not None:
         optimizer.register_step_pre_hook(lambda opt, *_: verifier.before_step(state_of(opt)))
@@ -110,6 +112,7 @@ class Averager:
         self.paused = False
         self._backend = backend
         self._optimizer = weakref.ref(optimizer)
+        self._settings, self._has_other_settings = Settings(backend, optimizer), False
         self._op = op
         self.is_mean = not isinstance(op, Premul) and resolve(op) == resolve(ReduceOp.AVG)
         self._slots: dict[int, Slot] = {}  # by id of the parameter
@@ -122,8 +125,10 @@ class Averager:
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self._n_steps = 0
-        self._parameters: list[int] = []  # ids, in the optimizer's order
-        self._complete = -1  # the step for which the gradients of all of them have been averaged
+        self._n_since = (
+            0  # steps that have changed parameters since the last pass that averaged; on all ranks the same
+        )
+        backend._follow(self, Averager._begin_with_newcomers)
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -132,7 +137,6 @@ class Averager:
         if optimizer is None:
             return
         named = named_parameters(optimizer)
-        self._parameters, self._complete = list(map(id, named.values())), -1
         require_same(
             self._backend,
             f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op, 'DistributedOptimizer')})",
@@ -152,10 +156,12 @@ class Averager:
         }
         self._buckets = []
 
+    def _begin_with_newcomers(self, _: Group) -> None:
+        self._n_since = 0  # as on ranks that come in
+
     def forget(self, parameter: torch.Tensor) -> None:
         """Another optimizer has taken over `parameter`."""
         self._slots.pop(id(parameter), None)
-        self._complete = -1
         self._frozen = [frozen for frozen in self._frozen if frozen() is not parameter]
         self._buckets = []
 
@@ -198,7 +204,6 @@ class Averager:
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
                 self._slots[id(parameter)].dirty = True
-                self._complete = -1
             return
         if torch.is_grad_enabled():  # what autograd sets within a pass that builds a graph, and only there
             raise UnavailableError(
@@ -236,6 +241,31 @@ class Averager:
             if bucket.missing == 0:
                 self._start_next()
 
+    def before_step(
+        self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Let a step with a closure see the loss of all ranks, as a line search compares it. `args` begin with self."""
+        self.require_mean()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self.paused or not callable(closure):
+            return None
+        combined = functools.partial(self._loss_of_all, closure)
+        return (
+            ((args[0], combined, *args[2:]), kwargs)
+            if len(args) > 1
+            else (args, {**kwargs, "closure": combined})
+        )
+
+    def _loss_of_all(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+        if not is_tensor and not isinstance(loss, float):
+            return loss  # such as None, which no optimizer compares
+        mine = loss.detach().clone() if is_tensor else torch.tensor(loss, dtype=torch.float64)
+        with _core.UserCall("DistributedOptimizer: the loss that the closure returned"):
+            found = self._backend.allreduce(mine, self._op)
+        return found if is_tensor else found.item()
+
     def require_mean(self) -> None:
         """Refuse a step with this rank's own gradients: of a pass whose end never came, or set by hand."""
         if not self._has_looked:
@@ -252,20 +282,23 @@ class Averager:
             by_hand = self._not_averaged_in(step)
             if by_hand:
                 same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
+            optimizer = self._optimizer()
+            groups = [] if optimizer is None else optimizer.param_groups
+            self._n_since += any(p.grad is not None for group in groups for p in group["params"])
 
-    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor]:
-        """Gradients that this step uses and no pass has averaged for it."""
-        optimizer, slots = self._optimizer(), self._slots
+    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor | None]:
+        """All gradients, if this step uses one that is not what a pass has averaged for it."""
+        optimizer = self._optimizer()
         parameters = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
-        found: dict[str, torch.Tensor] = {}
-        if self._complete == step and list(map(id, parameters)) == self._parameters:
-            return found
-        for i, p in enumerate(parameters):
-            slot = slots.get(id(p))
-            is_averaged = _is_claimed(p) if slot is None else slot.step == step and not slot.dirty
-            if not is_averaged and p.grad is not None:
-                found[f"parameter {i}"] = p.grad
-        return found
+        if all(self._is_averaged(p, step) for p in parameters):
+            return {}
+        return {f"parameter {i}": p.grad for i, p in enumerate(parameters)}
+
+    def _is_averaged(self, parameter: torch.Tensor, step: int) -> bool:
+        slot, grad = self._slots.get(id(parameter)), parameter.grad
+        if slot is not None and slot.step == step and not slot.dirty:
+            return slot.has_left(grad)
+        return grad is None or (slot is None and _is_claimed(parameter))
 
     def _warn_of_others(self) -> None:
         """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
@@ -296,13 +329,16 @@ class Averager:
         # Anew in each pass: `p.grad.share_memory_()` moves a whole buffer.
         self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
+        self._has_other_settings = self._settings.have_changed()
         this_pass = _Pass(self)
         self._pass, self._is_amid = weakref.ref(this_pass), True
         _at_end_of_backward(this_pass)
         return this_pass
 
     def _start_next(self) -> None:
-        self._buckets[self._n_started].start(self._backend, self._op, self._buffers)
+        self._buckets[self._n_started].start(
+            self._backend, self._op, self._buffers, self._n_since, self._has_other_settings
+        )
         self._n_started += 1
 
     @torch.no_grad()
@@ -323,14 +359,21 @@ class Averager:
         n_early = sum(len(bucket.slots) for bucket in self._buckets[: self._n_started])
         while self._n_started < len(self._buckets):
             self._start_next()
-        for bucket in self._buckets:
-            bucket.finish()
+        try:
+            for bucket in self._buckets:
+                bucket.finish()
+            if self._has_other_settings:
+                self._settings.compare()
+        except MismatchError:  # on all ranks: those that have made up for the difference go on
+            self._n_since = 0
+            self._settings.forget()
+            raise
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for i, (slot, any_rank) in enumerate(zip(slots, used, strict=True)):
             slot.write_back(any_rank, self._n_steps, is_there=i >= n_early)
-        self._complete = self._n_steps if all(used) and len(slots) == len(self._slots) else -1
         self._is_amid = False
+        self._n_since = 0
         note_reduced()
 
 

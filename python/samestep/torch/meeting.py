@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +26,15 @@ class Meetings:
 
     def __init__(self) -> None:
         self.store: Any = None  # of torch, for this world alone
-        self.next: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+        self._mutex = threading.Lock()
+
+    def take(self, who: str) -> int:
+        """The number of the next meeting of these ranks: of this thread alone, if several make such groups."""
+        with self._mutex:
+            number = self._next.get(who, 0)
+            self._next[who] = number + 1
+        return number
 
 
 def gather(
@@ -96,13 +105,16 @@ def _meet_within(
 ) -> tuple[Rendezvous, list[Any]]:
     """As `gather`, for ranks that cannot differ in their number, nor share one: the keys have the members."""
     who = f"group of ranks {members}"
+    number = 0
     if meetings is not None and meetings.store is not None:
-        base, number = meetings.store, meetings.next.get(who, 0)
+        base = meetings.store
     else:
         base, meetings = getattr(dist.group.WORLD, "get_group_store", lambda: keys._store)(), None
         keys = _at(dist.PrefixStore(who, base), keys)
         number = int(keys.compare_set("meeting", b"", b"0"))
     while True:
+        if meetings is not None:
+            number = meetings.take(who)
         meeting = _at(dist.PrefixStore(f"{who}, meeting {number}", base), keys)
         number += 1
         # A late rank may have set the number back below, to a meeting that this rank has given up, and others left.
@@ -111,9 +123,7 @@ def _meet_within(
         try:
             facts = _say_and_hear(meeting, own, fact, layout)
         finally:
-            if meetings is not None:
-                meetings.next[who] = number
-            else:
+            if meetings is None:
                 keys.set("meeting", str(number))
         if facts is not None:
             timeout = own.deadline.timeout

@@ -137,8 +137,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
 def _closed_containers(leaves: list[Any], kinds: list[str]) -> dict[int, str]:
     """Which leaves are containers of arrays that cannot be opened, and what to do."""
     objects = [i for i, what in enumerate(kinds) if what == signature.OBJECT]
-    closed = [i for i in objects if any(map(is_array, parts_of(leaves[i])))]
-    return {i: reducible.why_refused(leaves[i]) or "" for i in closed}
+    found = {i: reducible.why_refused(leaves[i]) for i in objects if any(map(is_array, parts_of(leaves[i])))}
+    return {i: why for i, why in found.items() if why is not None}  # else arrays of texts, and the like
 
 
 def _send_objects(backend: Group, values: list[Any], which: list[int], *, root: int, left: Timer) -> None:
