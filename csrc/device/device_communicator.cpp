@@ -78,10 +78,14 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   made->staged_ = std::make_unique<HostPath>(made->host_, made->through_host_, made->options_);
   std::shared_ptr<NcclComm> comm;
   if (made->options_.nccl != nullptr) {
-    NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout};
+    NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout, made};
     comm = start == NcclStart::now ? NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline)
                                    : NcclComm::make(std::move(of), made->host_, made->signature_check_);
     made->nccl_ = std::make_unique<NcclPath>(comm, made->rank(), made->size());
+  }
+  if (made->size() > 1) {
+    made->mixed_.emplace(made->signature_check_);
+    register_progress_source(made);
   }
   return made;
 }
@@ -192,12 +196,8 @@ void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) 
 
 void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why) {
   if (size() == 1 || !owner_.is_this()) return;
-  refusal::tell(verb, why, [&]() -> WorkPtr {
-    if (!takes_nccl(args)) return staged_->start_refusal(refusal::args());
-    if (NcclPath::compares(args))
-      nccl_->comm()->compare(refusal::args().signature());  // the watching thread sees to it
-    return nullptr;
-  });
+  refusal::tell(refusal::text(verb, why),
+                [&](auto& works) { takes_nccl(args) ? nccl_->refuse() : works.push_back(staged_->start_refusal()); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -304,7 +304,37 @@ void DeviceCommunicator::progress() {
   host_->progress();
 }
 
+void DeviceCommunicator::advance() {
+  if (!mixed_ || !owner_.is_this() || is_looking_.exchange(true)) return;
+  const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool>*)> looking(&is_looking_,
+                                                                                 [](auto* flag) { *flag = false; });
+  try {
+    const auto called = [this] {
+      MixedCalls::Counts counts{host_->counters().collectives, staged_->n_called()};
+      if (nccl_ != nullptr)
+        counts[MixedCalls::nccl] = nccl_->comm()->is_over() ? MixedCalls::kEnded : nccl_->n_launched();
+      counts[MixedCalls::close] = has_been_closed_ ? 1 : 0;
+      return counts;
+    };
+    const std::optional<MixedCalls::Found> found = mixed_->look(called());
+    if (!found) return;
+    // In the place of what only others have called. So all learn of it as of a refusal, and where groups go on, this
+    // one does.
+    refusal::tell(found->text, [&](auto& works) {
+      const MixedCalls::Counts now = called();
+      const auto behind = [&](MixedCalls::Path path) {
+        return found->most[path] - std::min(now[path], found->most[path]);
+      };
+      for (auto n = behind(MixedCalls::host); n > 0; --n) works.push_back(host_->start(refusal::args()));
+      for (auto n = behind(MixedCalls::staged); n > 0; --n) works.push_back(staged_->start_refusal());
+      for (auto n = behind(MixedCalls::nccl); n > 0; --n) nccl_->refuse();
+    });
+  } catch (const Error&) {  // the group ends: whoever waits in it throws that
+  }
+}
+
 void DeviceCommunicator::close(const Deadline& deadline) {
+  has_been_closed_ = true;
   // Staged operations have no thread: they end only because this loop advances them.
   await([this] { return staged_->idle(); },
         [&](Seconds) {

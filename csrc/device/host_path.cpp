@@ -6,6 +6,7 @@
 #include "communicator/segmented_messages.h"
 #include "device/block_table.h"
 #include "device/overlap.h"
+#include "device/refusal.h"
 
 namespace samestep {
 namespace {
@@ -157,6 +158,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& args) {
+  ++n_called_;
   CollectiveArgs own = args;
   if (args.type == CollectiveType::bcast) {
     // Root only reads its array and the others only write theirs: half of the copies are left out.
@@ -177,10 +179,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
   return overlaps ? whole(args.in, args.out, start_whole) : exchange(args.in, args.out, call->transfers(), start_whole);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal(const CollectiveArgs& args) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal() {
+  ++n_called_;
   StagedOperation refusal;
-  refusal.parts.emplace_back().start = [group = collectives_, args](std::byte*, std::byte*) {
-    return group->start(args);
+  refusal.parts.emplace_back().start = [group = collectives_](std::byte*, std::byte*) {
+    return group->start(refusal::args());
   };
   return staging_->start(std::move(refusal));
 }

@@ -6,6 +6,7 @@
 #include "collectives/peer_transfer.h"
 #include "core/format.h"
 #include "device/overlap.h"
+#include "device/refusal.h"
 #include "nccl/nccl_reduction.h"
 
 namespace samestep {
@@ -65,8 +66,7 @@ NcclLaunch DeviceCommunicator::NcclPath::launch_of(const CollectiveArgs& given, 
   for (const StreamHandle stream : {args.in.stream, args.out.stream}) {
     if (stream != kNoStream) one.after.push_back(stream);
   }
-  if (compares(args)) one.compared = args.signature();
-  count(std::max(args.in.nbytes(), args.out.nbytes()));
+  one.compared = args.signature();
   if (!overwrites_input(args, rank_)) {
     one.calls = calls_of(args);
     return one;
@@ -90,11 +90,20 @@ void DeviceCommunicator::NcclPath::count(std::size_t nbytes) {
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& args, NcclLaunch::Where where) {
-  return comm_->launch(launch_of(args, where));
+  WorkPtr work = comm_->launch(launch_of(args, where));
+  count(std::max(args.in.nbytes(), args.out.nbytes()));
+  return work;
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::run(const CollectiveArgs& args, NcclLaunch::Where where) {
-  return comm_->run(launch_of(args, where));
+  WorkPtr work = comm_->run(launch_of(args, where));
+  count(std::max(args.in.nbytes(), args.out.nbytes()));
+  return work;
+}
+
+void DeviceCommunicator::NcclPath::refuse() {
+  comm_->compare(refusal::args().signature());
+  count(0);
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::start_many(CollectiveArgs args, std::vector<InOut> buffers,
@@ -108,7 +117,6 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start_many(CollectiveArgs ar
     lengths = lengths * 31 + out.count + 1;  // the 1 lets empty buffers count, too
     many.after.insert(many.after.end(), {out.stream, in.stream});
   }
-  count(nbytes);
   // Ranks compare how many there are, and a digest of their lengths.
   args.shape = Shape::flat(buffers.size());
   args.shape.extents[args.shape.n_dims++] = lengths;
@@ -118,7 +126,9 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start_many(CollectiveArgs ar
       args.type == CollectiveType::bcast
           ? nccl_calls::broadcast(nccl, std::move(buffers), args.root)
           : nccl_calls::all_reduce(nccl, form_of(args.out.dtype, args.reduction), args.reduction, std::move(buffers));
-  return comm_->launch(std::move(many));
+  WorkPtr work = comm_->launch(std::move(many));
+  count(nbytes);
+  return work;
 }
 
 }  // namespace samestep

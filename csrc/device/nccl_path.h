@@ -20,14 +20,15 @@ class DeviceCommunicator::NcclPath {
   const std::shared_ptr<NcclComm>& comm() const { return comm_; }
   /// Whether NCCL has this operation, or the parts to make it of.
   bool has(const CollectiveArgs& args) const;
-  /// Whether the ranks compare it beside NCCL. The lengths of the `v` forms may differ.
-  static bool compares(const CollectiveArgs& args) { return !has_counts(args.type); }
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
   /// In the stream of the arrays. See NcclComm.
   WorkPtr run(const CollectiveArgs& args, NcclLaunch::Where where);
   /// An allreduce or bcast of many arrays as one operation.
   WorkPtr start_many(CollectiveArgs args, std::vector<InOut> buffers, NcclLaunch::Where where);
+  /// Takes the place of an operation. The others, who begin it, get the error.
+  void refuse();
 
+  /// How many operations have been called, refusals among them.
   std::uint64_t n_launched() const { return n_launched_; }
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 

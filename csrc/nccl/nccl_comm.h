@@ -14,6 +14,7 @@
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
+#include "core/progress_source.h"
 #include "gpu/gpu_memory.h"
 #include "nccl/call_log.h"
 #include "nccl/launch_queue.h"
@@ -41,7 +42,7 @@ struct NcclLaunch {
   std::vector<StreamHandle> after = {};  ///< streams that produce its buffers
   Where where = Where::own_stream;
   nccl_calls::Calls calls = {};
-  std::optional<Signature> compared = {};          ///< what ranks compare beside it
+  Signature compared = {};                         ///< what ranks compare beside it
   std::vector<std::shared_ptr<void>> memory = {};  ///< kept until the operation has ended
 
   std::string describe() const;  ///< for error texts, e.g. "allreduce of 3 float32 on the device"
@@ -66,6 +67,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::shared_ptr<NcclLibrary> nccl;
     int device = 0;
     Seconds timeout{600};
+    std::weak_ptr<ProgressSource> beside = {};  ///< advanced by the watching thread while operations are outstanding
   };
 
   /// Starts NCCL with the first operation. `host` reports failures to other ranks. `signature_check`: a group of the
@@ -86,6 +88,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::shared_ptr<Work> run(NcclLaunch launch);
   /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
   void compare(const Signature& signature);
+
+  /// Whether it has failed, or has ended.
+  bool is_over() const { return state_ >= State::failed_starting; }
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
@@ -175,8 +180,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void move(State to);
   /// A launch is no longer in NCCL. Requires the mutex. `next`: unless this has failed meanwhile.
   void leave_nccl(State next);
-  /// Whether the watching thread is to end.
-  bool is_over() const { return state_ >= State::failed_starting; }
   /// Ends all operations with `error`; the watching thread aborts the communicator. `tell`: the other ranks, unless
   /// they know. Requires the mutex.
   void fail(std::exception_ptr error, bool tell = true);

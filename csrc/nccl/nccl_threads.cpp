@@ -81,9 +81,7 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   throw_if_broken();
   operation->sequence = sequence_++;
-  if (const std::optional<Signature>& compared = operation->launch.compared) {
-    operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
-  }
+  operation->logged = log_.add(operation->launch.compared, operation->is_captured(), operation->sequence);
   if (operation->is_captured()) {
     if (!looked_at_peers_) looked_at_peers_.emplace();
     const std::vector<std::shared_ptr<void>>& memory = operation->launch.memory;
@@ -184,12 +182,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
                                            const std::string& missing) {
   const std::string text = str(operation.launch.describe(), " (device operation ", operation.sequence, " of group '",
                                host_->name(), "') has not ended after ", deadline.timeout().count(), " s: ");
-  // Without a comparison nobody knows whether the other ranks have arrived.
-  if (!operation.logged) {
-    return std::make_exception_ptr(
-        TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
-  }
-  if (log_.agrees(*operation.logged)) {
+  if (log_.agrees(operation.logged)) {
     return std::make_exception_ptr(TimeoutError(
         text + (operation.launched ? "all ranks have started it, but the device has not finished it"
                                    : "all ranks have called it, but NCCL has not connected them for it, or for an "
@@ -202,7 +195,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
 std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
   if (operation.ended) return operation.error;
   // Both: an operation has not succeeded before it is known that all ranks have called the same one.
-  const bool agreed = !operation.logged || log_.agrees(*operation.logged);
+  const bool agreed = log_.agrees(operation.logged);
   if (agreed && operation.completed) {
     if (const int state = member_.state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
@@ -296,6 +289,7 @@ void NcclComm::watch() {
     }
     lock.unlock();
     poll();
+    if (const std::shared_ptr<ProgressSource> beside = options_.beside.lock()) beside->advance();
     std::this_thread::sleep_for(kLookEvery);
     lock.lock();
   }
