@@ -12,7 +12,6 @@
 #include "device/nccl_path.h"
 #include "device/refusal.h"
 #include "gpu/capture.h"
-#include "nccl/nccl_reduction.h"
 #include "waiting/await.h"
 
 namespace samestep {
@@ -20,12 +19,6 @@ namespace samestep {
 namespace {
 
 constexpr Seconds kForDevice{1.0};  // to leave memory of operations that have been given up
-
-std::vector<int> all_ranks(const Communicator& of) {
-  std::vector<int> ranks(static_cast<std::size_t>(of.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 bool in_host_memory(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
 
@@ -55,7 +48,8 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
     if (dropped->owner_.is_this()) delete dropped;
   };
   std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)), destroy);
-  const std::vector<int> ranks = all_ranks(*made->host_);
+  std::vector<int> ranks(static_cast<std::size_t>(made->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
   // Staged collectives start on the host later than they are called. In the group of host arrays their order among the
   // other collectives would differ between ranks, so they have a group of their own, as comparisons beside NCCL have.
   // To the user all three are one group.
@@ -137,17 +131,13 @@ bool DeviceCommunicator::takes_nccl(const CollectiveArgs& args) const { return n
 void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) const {
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
-  if (args.uses_in(rank())) {
-    args.in.device = check_here(verb, args.in, streams);
-  } else {
-    // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
-    args.in = {nullptr, 0, dtype};
-  }
-  if (args.uses_out(rank())) {
-    args.out.device = check_here(verb, args.out, streams);
-  } else {
-    args.out = {nullptr, 0, dtype};
-  }
+  const auto check = [&](auto& buffer, bool used) {
+    // What the caller passed where it is not used is ignored, but what ranks compare needs the dtype.
+    if (!used) buffer = {nullptr, 0, dtype};
+    if (used) buffer.device = check_here(verb, buffer, streams);
+  };
+  check(args.in, args.uses_in(rank()));
+  check(args.out, args.uses_out(rank()));
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
@@ -185,11 +175,10 @@ template <class Check>
 void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) {
   try {
     check();
-  } catch (const InvalidArgumentError& error) {
-    tell_refusal(args, samestep::name(args.type), error.what());
-    throw;
-  } catch (const UnavailableError& error) {
-    tell_refusal(args, samestep::name(args.type), error.what());
+  } catch (const Error& error) {
+    const std::exception_ptr kind = std::current_exception();
+    if (is_a<InvalidArgumentError>(kind) || is_a<UnavailableError>(kind))
+      tell_refusal(args, samestep::name(args.type), error.what());
     throw;
   }
 }

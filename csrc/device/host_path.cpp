@@ -143,7 +143,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       gpu_(options.gpu),
       longest_segment_(options.staging_bytes),
       some_are_gpu_aware_(options.some_are_gpu_aware),
-      staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
+      staging_(std::make_shared<HostStaging>(gpu_, options.device, messages_, collectives_)) {
   GroupSettings settings;
   // Also of messages of host arrays, which others may receive on their devices. Shorter segments would be sent before
   // they are received, copied once more, and kept in memory.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/device_communicator.h"
-#include "nccl/nccl_calls.h"
+#include "nccl/nccl_comm.h"
 
 namespace samestep {
 
@@ -35,15 +35,10 @@ class DeviceCommunicator::NcclPath {
  private:
   NcclLaunch launch_of(const CollectiveArgs& args, NcclLaunch::Where where);
   void count(std::size_t nbytes);
-  NcclReduction form_of(DType dtype, const Reduction& reduction) const;
-  nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
-  /// What NCCL lacks, made of its sends and receives in one group.
-  nccl_calls::Calls messages_of(const CollectiveArgs& args) const;
 
   std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<BufferPool> copies_;  // of inputs that overlap their outputs
-  int rank_;
-  std::size_t size_;
+  int rank_, size_;
   std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // for `counters` alone: pair with nothing
 };
 

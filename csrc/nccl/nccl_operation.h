@@ -10,8 +10,6 @@
 
 namespace samestep {
 
-inline bool is_mismatch(const std::exception_ptr& error) { return is_a<MismatchError>(error); }
-
 /// An operation of an NcclComm in progress, shared by the threads that launch and watch it and the callers that wait
 /// for it.
 struct NcclComm::Operation {
