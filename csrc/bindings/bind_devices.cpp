@@ -161,7 +161,8 @@ void tell_refusal(Communicator& comm, const std::string& verb, const std::string
   auto* const group = dynamic_cast<DeviceCommunicator*>(&comm);
   if (group == nullptr || as.empty()) {
     Communicator& host = group == nullptr ? comm : *group->host();
-    if (host.size() > 1) refusal::tell(verb, why, [&] { return host.start(refusal::args()); });
+    if (host.size() == 1) return;
+    refusal::tell(refusal::text(verb, why), [&](auto& works) { works.push_back(host.start(refusal::args())); });
     return;
   }
   group->tell_refusal({.type = CollectiveType::allreduce, .in = {nullptr, 0, dtype_named(as)}}, verb, why);

@@ -232,6 +232,6 @@ void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies) {
   }
 }
 
-bool reduces_on_device(DType dtype, ReduceOp op) { return has_nccl_reduction(dtype, {op, 1.0}); }
+bool reduces_on_device(DType dtype, ReduceOp op) { return to_nccl_reduction(dtype, {op, 1.0}, 2).has_value(); }
 
 }  // namespace samestep

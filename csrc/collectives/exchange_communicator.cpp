@@ -222,7 +222,7 @@ bool ExchangeCommunicator::usable() const {
 
 Communicator::Counters ExchangeCommunicator::counters() const {
   const std::lock_guard lock(engine_->mutex());
-  return {engine_->operations_started(), engine_->messages(), engine_->bytes()};
+  return {engine_->operations_started(), engine_->messages(), engine_->bytes(), engine_->next_sequence()};
 }
 
 }  // namespace samestep

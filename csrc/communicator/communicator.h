@@ -156,6 +156,7 @@ class Communicator {
     std::uint64_t operations = 0;
     std::uint64_t messages = 0;
     std::uint64_t bytes = 0;
+    std::uint64_t collectives = 0;  ///< of the operations; the same on all ranks that have made the same calls
   };
   virtual Counters counters() const = 0;
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 
 namespace samestep {
@@ -15,6 +16,12 @@ class Membership {
   /// Detects peers that have died, left, or wait at the end of the block, and fails the operations that need them.
   /// Every wait does this now and then. Never blocks.
   virtual void check_peers() {}
+  /// Does that, for code that waits for the ranks elsewhere, as in NCCL, which may never notice. The error of the first
+  /// rank that has left, or null: PeerLostError, or StepError if it has left a block. `what`: that waits for it.
+  virtual std::exception_ptr lost(const std::string& what) {
+    (void)what;
+    return nullptr;
+  }
 
   /// This rank leaves the group for good. Operations of other ranks that need it fail with a StepError that
   /// names `why`, and those ranks then revoke the group, too. Operations in which this rank has already taken part

@@ -12,7 +12,6 @@
 #include "device/nccl_path.h"
 #include "device/refusal.h"
 #include "gpu/capture.h"
-#include "nccl/nccl_reduction.h"
 #include "waiting/await.h"
 
 namespace samestep {
@@ -20,12 +19,6 @@ namespace samestep {
 namespace {
 
 constexpr Seconds kForDevice{1.0};  // to leave memory of operations that have been given up
-
-std::vector<int> all_ranks(const Communicator& of) {
-  std::vector<int> ranks(static_cast<std::size_t>(of.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 bool in_host_memory(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
 
@@ -55,7 +48,8 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
     if (dropped->owner_.is_this()) delete dropped;
   };
   std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)), destroy);
-  const std::vector<int> ranks = all_ranks(*made->host_);
+  std::vector<int> ranks(static_cast<std::size_t>(made->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
   // Staged collectives start on the host later than they are called. In the group of host arrays their order among the
   // other collectives would differ between ranks, so they have a group of their own, as comparisons beside NCCL have.
   // To the user all three are one group.
@@ -78,10 +72,14 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   made->staged_ = std::make_unique<HostPath>(made->host_, made->through_host_, made->options_);
   std::shared_ptr<NcclComm> comm;
   if (made->options_.nccl != nullptr) {
-    NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout};
+    NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout, made};
     comm = start == NcclStart::now ? NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline)
                                    : NcclComm::make(std::move(of), made->host_, made->signature_check_);
     made->nccl_ = std::make_unique<NcclPath>(comm, made->rank(), made->size());
+  }
+  if (made->size() > 1) {
+    made->mixed_.emplace(made->signature_check_);
+    register_progress_source(made);
   }
   return made;
 }
@@ -133,17 +131,13 @@ bool DeviceCommunicator::takes_nccl(const CollectiveArgs& args) const { return n
 void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) const {
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
-  if (args.uses_in(rank())) {
-    args.in.device = check_here(verb, args.in, streams);
-  } else {
-    // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
-    args.in = {nullptr, 0, dtype};
-  }
-  if (args.uses_out(rank())) {
-    args.out.device = check_here(verb, args.out, streams);
-  } else {
-    args.out = {nullptr, 0, dtype};
-  }
+  const auto check = [&](auto& buffer, bool used) {
+    // What the caller passed where it is not used is ignored, but what ranks compare needs the dtype.
+    if (!used) buffer = {nullptr, 0, dtype};
+    if (used) buffer.device = check_here(verb, buffer, streams);
+  };
+  check(args.in, args.uses_in(rank()));
+  check(args.out, args.uses_out(rank()));
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
@@ -181,23 +175,18 @@ template <class Check>
 void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) {
   try {
     check();
-  } catch (const InvalidArgumentError& error) {
-    tell_refusal(args, samestep::name(args.type), error.what());
-    throw;
-  } catch (const UnavailableError& error) {
-    tell_refusal(args, samestep::name(args.type), error.what());
+  } catch (const Error& error) {
+    const std::exception_ptr kind = std::current_exception();
+    if (is_a<InvalidArgumentError>(kind) || is_a<UnavailableError>(kind))
+      tell_refusal(args, samestep::name(args.type), error.what());
     throw;
   }
 }
 
 void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why) {
   if (size() == 1 || !owner_.is_this()) return;
-  refusal::tell(verb, why, [&]() -> WorkPtr {
-    if (!takes_nccl(args)) return staged_->start_refusal(refusal::args());
-    if (NcclPath::compares(args))
-      nccl_->comm()->compare(refusal::args().signature());  // the watching thread sees to it
-    return nullptr;
-  });
+  refusal::tell(refusal::text(verb, why),
+                [&](auto& works) { takes_nccl(args) ? nccl_->refuse() : works.push_back(staged_->start_refusal()); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -299,7 +288,37 @@ std::shared_ptr<Communicator> DeviceCommunicator::group(std::span<const int> ran
   return wrap(host_->group(ranks, deadline, called), deadline);
 }
 
+void DeviceCommunicator::advance() {
+  if (!mixed_ || !owner_.is_this() || is_looking_.exchange(true)) return;
+  const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool>*)> looking(&is_looking_,
+                                                                                 [](auto* flag) { *flag = false; });
+  try {
+    const auto called = [this] {
+      MixedCalls::Counts counts{host_->counters().collectives, staged_->n_called()};
+      if (nccl_ != nullptr)
+        counts[MixedCalls::nccl] = nccl_->comm()->is_over() ? MixedCalls::kEnded : nccl_->n_launched();
+      counts[MixedCalls::close] = has_been_closed_ ? 1 : 0;
+      return counts;
+    };
+    const std::optional<MixedCalls::Found> found = mixed_->look(called());
+    if (!found) return;
+    // In the place of what only others have called. So all learn of it as of a refusal, and where groups go on, this
+    // one does.
+    refusal::tell(found->text, [&](auto& works) {
+      const MixedCalls::Counts now = called();
+      const auto behind = [&](MixedCalls::Path path) {
+        return found->most[path] - std::min(now[path], found->most[path]);
+      };
+      for (auto n = behind(MixedCalls::host); n > 0; --n) works.push_back(host_->start(refusal::args()));
+      for (auto n = behind(MixedCalls::staged); n > 0; --n) works.push_back(staged_->start_refusal());
+      for (auto n = behind(MixedCalls::nccl); n > 0; --n) nccl_->refuse();
+    });
+  } catch (const Error&) {  // the group ends: whoever waits in it throws that
+  }
+}
+
 void DeviceCommunicator::close(const Deadline& deadline) {
+  has_been_closed_ = true;
   // Staged operations have no thread: they end only because this loop advances them.
   await([this] { return staged_->idle(); },
         [&](Seconds) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,6 +10,8 @@
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
+#include "core/progress_source.h"
+#include "device/mixed_calls.h"
 #include "gpu/capture.h"
 #include "nccl/nccl_comm.h"
 
@@ -29,8 +33,9 @@ enum class NcclStart : std::uint8_t { now, at_first_use };
 /// A group whose ranks have a GPU each: device memory is passed to NCCL, or staged in pinned host memory for `host`
 /// where NCCL has no such operation or there is no NCCL; host memory is passed to `host` as it is.
 ///
-/// All ranks call a verb with device memory, or all with host memory; point to point each as it likes. Messages of
-/// device memory go through the host, so that tags, any source and any order of calls mean what they always do.
+/// All ranks call a verb with device memory, or all with host memory: see MixedCalls. Point to point each as it likes:
+/// messages of device memory go through the host, so that tags, any source and any order of calls mean what they always
+/// do.
 ///
 /// Works on device memory are ordered with streams (`Work::make_stream_wait`); verbs do not wait. Signatures are
 /// compared on the host while the operation runs: ranks that do not agree all get a MismatchError, and device memory
@@ -38,7 +43,7 @@ enum class NcclStart : std::uint8_t { now, at_first_use };
 ///
 /// Collective over `host`, of which it makes two more groups. Groups made of it start NCCL with their first operation
 /// on device memory, because each start takes time and memory of the device.
-class DeviceCommunicator final : public Communicator, private Membership {
+class DeviceCommunicator final : public Communicator, private Membership, public ProgressSource {
  public:
   static std::shared_ptr<DeviceCommunicator> open(std::shared_ptr<Communicator> host, DeviceOptions options,
                                                   const Deadline& deadline, NcclStart start = NcclStart::now);
@@ -63,6 +68,8 @@ class DeviceCommunicator final : public Communicator, private Membership {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
   PeerMemory* peer_memory() override { return host_->peer_memory(); }
+  /// Looks for mixed calls.
+  void advance() override;
   Membership& membership() override { return *this; }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override;
@@ -123,7 +130,10 @@ class DeviceCommunicator final : public Communicator, private Membership {
   std::shared_ptr<Communicator> through_host_;     // the same ranks, for collectives that are staged or go by address
   std::shared_ptr<Communicator> signature_check_;  // the same ranks: compares calls beside NCCL
   std::unique_ptr<HostPath> staged_;
-  std::unique_ptr<NcclPath> nccl_;  // null without NCCL
+  std::unique_ptr<NcclPath> nccl_;        // null without NCCL
+  std::optional<MixedCalls> mixed_;       // empty in a group of one rank
+  std::atomic<bool> is_looking_ = false;  // a thread uses `mixed_`
+  std::atomic<bool> has_been_closed_ = false;
 };
 
 }  // namespace samestep

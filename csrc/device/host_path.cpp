@@ -6,6 +6,7 @@
 #include "communicator/segmented_messages.h"
 #include "device/block_table.h"
 #include "device/overlap.h"
+#include "device/refusal.h"
 
 namespace samestep {
 namespace {
@@ -142,7 +143,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       gpu_(options.gpu),
       longest_segment_(options.staging_bytes),
       some_are_gpu_aware_(options.some_are_gpu_aware),
-      staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
+      staging_(std::make_shared<HostStaging>(gpu_, options.device, messages_, collectives_)) {
   GroupSettings settings;
   // Also of messages of host arrays, which others may receive on their devices. Shorter segments would be sent before
   // they are received, copied once more, and kept in memory.
@@ -157,6 +158,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& args) {
+  ++n_called_;
   CollectiveArgs own = args;
   if (args.type == CollectiveType::bcast) {
     // Root only reads its array and the others only write theirs: half of the copies are left out.
@@ -177,10 +179,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
   return overlaps ? whole(args.in, args.out, start_whole) : exchange(args.in, args.out, call->transfers(), start_whole);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal(const CollectiveArgs& args) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal() {
+  ++n_called_;
   StagedOperation refusal;
-  refusal.parts.emplace_back().start = [group = collectives_, args](std::byte*, std::byte*) {
-    return group->start(args);
+  refusal.parts.emplace_back().start = [group = collectives_](std::byte*, std::byte*) {
+    return group->start(refusal::args());
   };
   return staging_->start(std::move(refusal));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
@@ -21,7 +22,9 @@ class DeviceCommunicator::HostPath {
 
   WorkPtr start(const CollectiveArgs& args);
   /// In its turn among the collectives.
-  WorkPtr start_refusal(const CollectiveArgs& args);
+  WorkPtr start_refusal();
+  /// How many collectives have been called, refusals among them.
+  std::uint64_t n_called() const { return n_called_; }
   WorkPtr start(const SendArgs& args);
   WorkPtr start(const RecvArgs& args);
   /// A send of host memory, or of an object, that must start after such sends of device memory as have not started.
@@ -61,6 +64,7 @@ class DeviceCommunicator::HostPath {
   std::size_t longest_segment_;
   bool some_are_gpu_aware_;  // the same on all ranks, which begin as many operations on the host
   std::shared_ptr<HostStaging> staging_;
+  std::atomic<std::uint64_t> n_called_ = 0;
   // MPI gets the device pointers of messages, and of what collectives move, from so many bytes on.
   std::size_t direct_from_ = SIZE_MAX, segment_direct_from_ = SIZE_MAX;
 };

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/device_communicator.h"
-#include "nccl/nccl_calls.h"
+#include "nccl/nccl_comm.h"
 
 namespace samestep {
 
@@ -20,29 +20,25 @@ class DeviceCommunicator::NcclPath {
   const std::shared_ptr<NcclComm>& comm() const { return comm_; }
   /// Whether NCCL has this operation, or the parts to make it of.
   bool has(const CollectiveArgs& args) const;
-  /// Whether the ranks compare it beside NCCL. The lengths of the `v` forms may differ.
-  static bool compares(const CollectiveArgs& args) { return !has_counts(args.type); }
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
   /// In the stream of the arrays. See NcclComm.
   WorkPtr run(const CollectiveArgs& args, NcclLaunch::Where where);
   /// An allreduce or bcast of many arrays as one operation.
   WorkPtr start_many(CollectiveArgs args, std::vector<InOut> buffers, NcclLaunch::Where where);
+  /// Takes the place of an operation. The others, who begin it, get the error.
+  void refuse();
 
+  /// How many operations have been called, refusals among them.
   std::uint64_t n_launched() const { return n_launched_; }
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 
  private:
   NcclLaunch launch_of(const CollectiveArgs& args, NcclLaunch::Where where);
   void count(std::size_t nbytes);
-  NcclReduction form_of(DType dtype, const Reduction& reduction) const;
-  nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
-  /// What NCCL lacks, made of its sends and receives in one group.
-  nccl_calls::Calls messages_of(const CollectiveArgs& args) const;
 
   std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<BufferPool> copies_;  // of inputs that overlap their outputs
-  int rank_;
-  std::size_t size_;
+  int rank_, size_;
   std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // for `counters` alone: pair with nothing
 };
 

@@ -1,5 +1,7 @@
 #include "device/refusal.h"
 
+#include <algorithm>
+
 #include "core/deadline.h"
 #include "core/error.h"
 #include "core/format.h"
@@ -7,7 +9,6 @@
 #include "waiting/await.h"
 
 namespace samestep::refusal {
-namespace {
 
 std::string text(std::string_view verb, std::string_view why) {
   const std::string again = str(verb, ": ");
@@ -17,25 +18,24 @@ std::string text(std::string_view verb, std::string_view why) {
   return whole.size() <= kMost ? whole : whole.substr(0, kMost - 3) + "...";
 }
 
-}  // namespace
-
 CollectiveArgs args() {
   return {.type = CollectiveType::barrier,
           .compared_as = Signature{.type = CollectiveType::barrier, .root = 0}};  // a barrier itself has no root
 }
 
-void tell(std::string_view verb, std::string_view why, const std::function<Communicator::WorkPtr()>& start) {
+void tell(const std::string& text, const std::function<void(std::vector<Communicator::WorkPtr>&)>& start) {
   constexpr Seconds kForOthers{5.0};
-  const UserCall quoted(text(verb, why), UserCall::Inside::instead);
-  Communicator::WorkPtr work;
+  const UserCall quoted(text, UserCall::Inside::instead);
+  std::vector<Communicator::WorkPtr> works;
   try {
-    work = start();
+    start(works);
   } catch (const Error&) {  // the group has ended, as the others know
   }
-  if (work == nullptr) return;
-  wait_hooks().run_without_gil([&work] {
+  if (works.empty()) return;
+  wait_hooks().run_without_gil([&works] {
     const Deadline deadline = Deadline::after(kForOthers);
-    await([&] { return work->done() || deadline.passed(); }, [](Seconds) {});
+    const auto is_done = [](const auto& work) { return work->done(); };
+    await([&] { return std::ranges::all_of(works, is_done) || deadline.passed(); }, [](Seconds) {});
   });
 }
 

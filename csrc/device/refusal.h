@@ -1,7 +1,9 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "communicator/communicator.h"
 
@@ -13,9 +15,12 @@ namespace samestep::refusal {
 
 CollectiveArgs args();
 
-/// Calls `start` for an operation of `args`, in which the others read `why`, which may begin with the verb. Without a
-/// thread for it, it goes on only while this rank waits: gives the others a moment to come. `start` returns null where
-/// somebody else sees to it. Throws only what ends the wait, such as Ctrl-C.
-void tell(std::string_view verb, std::string_view why, const std::function<Communicator::WorkPtr()>& start);
+/// What the others read. `why` may begin with the verb.
+std::string text(std::string_view verb, std::string_view why);
+
+/// Calls `start` for operations of `args`, in which the others read `text`. Without a thread for them, they go on only
+/// while this rank waits: gives the others a moment to come. `start` leaves out what somebody else sees to. Throws only
+/// what ends the wait, such as Ctrl-C.
+void tell(const std::string& text, const std::function<void(std::vector<Communicator::WorkPtr>&)>& start);
 
 }  // namespace samestep::refusal

@@ -152,6 +152,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
   void announce_block_end(std::uint64_t block) override;
   /// `poll_peer_failures`, and revokes the group if its oldest collective waits for a rank at the end of the block.
   void check_peers() override;
+  std::exception_ptr lost(const std::string& what) override;
 
   const Departures& departures() const { return departures_; }
   /// To be called once, when a shared pointer owns this.

@@ -94,6 +94,17 @@ void ProgressEngine::check_peers() {
   if (oldest != nullptr) revoke_if_left_behind(*oldest);
 }
 
+std::exception_ptr ProgressEngine::lost(const std::string& what) {
+  check_peers();
+  const std::lock_guard lock(mutex_);
+  if (departures_.empty()) return nullptr;
+  const auto time_of = [](const auto& entry) { return entry.second.why.time_ns; };
+  const auto& [peer, entry] = *std::ranges::min_element(departures_.entries(), {}, time_of);
+  const std::string text = str(what, ": ", departures_.text(peer));
+  if (entry.why.why == Departure::Why::revoked) return std::make_exception_ptr(StepError(text));
+  return std::make_exception_ptr(PeerLostError(text, departures_.lost(peer)));
+}
+
 /// Frees the memory of operations if the transport no longer accesses it; otherwise the engine keeps it.
 bool ProgressEngine::discard() {
   const std::shared_ptr<ProgressEngine> self = shared_from_this();  // operations may hold the last reference

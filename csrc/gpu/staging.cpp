@@ -41,21 +41,12 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       out_(gpu_, device_),
       in_(gpu_, device_) {}
 
-std::shared_ptr<HostStaging> HostStaging::make(std::shared_ptr<GpuLibrary> gpu, int device,
-                                               std::shared_ptr<Communicator> messages,
-                                               std::shared_ptr<Communicator> collectives) {
-  std::shared_ptr<HostStaging> made(
-      new HostStaging(std::move(gpu), device, std::move(messages), std::move(collectives)));
-  // Not in the constructor, where no shared pointer to the object exists yet.
-  register_progress_source(made);
-  return made;
-}
-
 std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
   auto work = std::make_shared<StagedWork>(shared_from_this(), std::move(call));
   {
     // A receive starts here, also while another thread makes steps: what is posted next must not get its message.
     const std::lock_guard lock(mutex_);
+    if (!std::exchange(is_registered_, true)) register_progress_source(weak_from_this());
     pending_.push_back(work);
     if (work->sends()) sends_are_pending_ = true;
     step();
@@ -78,11 +69,8 @@ void HostStaging::progress() {
 
 void HostStaging::advance() {
   if (!owner_.is_this()) return;
-  // Called from waits for something else, which must not block: another thread makes the step.
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone) return;
   try {
-    step();
+    progress();
   } catch (const Error&) {  // such as that a capture forbids a call: the waits for these operations throw it
   }
 }

@@ -62,9 +62,8 @@ struct StagedOperation {
 class HostStaging final : public ProgressSource, public std::enable_shared_from_this<HostStaging> {
  public:
   /// `messages`: the group of sends and receives. `collectives`: that of collectives.
-  static std::shared_ptr<HostStaging> make(std::shared_ptr<GpuLibrary> gpu, int device,
-                                           std::shared_ptr<Communicator> messages,
-                                           std::shared_ptr<Communicator> collectives);
+  HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+              std::shared_ptr<Communicator> collectives);
 
   std::shared_ptr<Work> start(StagedOperation call);
   /// Whether there may be sends that have not started. Does not wait for the mutex.
@@ -96,8 +95,6 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   /// holds the mutex.
   static constexpr std::size_t kMostCopies = 32;
 
-  HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
-              std::shared_ptr<Communicator> collectives);
   void record_ends();
   /// The mutex, unless a call of the runtime that another thread is in blocks for so long.
   std::unique_lock<std::mutex> lock_within(Seconds patience);
@@ -119,6 +116,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::shared_ptr<EventPool> events_;
   GpuStream out_, in_;  // device to host, and back
   std::mutex mutex_;    // may be held in a call of the runtime that blocks
+  bool is_registered_ = false;
   std::deque<std::shared_ptr<StagedWork>> pending_;
   std::atomic<bool> sends_are_pending_ = false;  // read without the mutex by the thread that has called them
   std::size_t n_copying_back_ = 0;               // segments

@@ -30,7 +30,9 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
       log_(signature_check_, host_->name()) {}
 
 std::string NcclLaunch::describe() const {
-  return str(name(type), " of ", count, is_list ? " arrays of " : " ", name(dtype), " on the device");
+  const auto& [type, dtype, op, root, shape] = compared;
+  return is_list ? str(name(type), " of ", shape.extents[0], " arrays of ", name(dtype), " on the device")
+                 : compared.describe() + " on the device";
 }
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
@@ -80,7 +82,6 @@ void NcclComm::prepare() {
     lock.lock();
     throw_if_broken();
     address_ = std::move(address);
-    liveness_ = std::make_unique<const PeerLiveness>(signature_check_, host_->name());
     watcher_ = std::thread([self = shared_from_this()] { self->watch(); });
   });
 }
@@ -113,8 +114,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
 void NcclComm::compare(const Signature& signature) {
   prepare();
   constexpr Seconds kAlways{1e9};  // nobody waits for it
-  NcclLaunch none{.type = signature.type, .dtype = signature.dtype, .count = 0, .compared = signature};
-  const auto operation = std::make_shared<Operation>(std::move(none), Deadline::after(kAlways));
+  const auto operation = std::make_shared<Operation>(NcclLaunch{.compared = signature}, Deadline::after(kAlways));
   operation->launched = operation->completed = true;
   watch_from_now(operation);
 }
@@ -161,7 +161,7 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
   }
   // First, because a thread that sees the error may end the process. The rank that raised has notified all others of a
   // block that ends, and this one revokes the group as its consequence. A mismatch is found by all.
-  if (tell && !is_mismatch(error) && !is_a<StepError>(error)) {
+  if (tell && !is_a<MismatchError>(error) && !is_a<StepError>(error)) {
     const std::string reason = text_of(error);
     signature_check_->abandon(error, reason);
     host_->abandon(error, reason);
@@ -236,13 +236,11 @@ void NcclComm::close(const Deadline& deadline) {
   }
   std::unique_lock lock(mutex_);
   if (state_ == State::closing) move(State::closed);
-  const PeerLiveness* const liveness = liveness_.get();
   const bool captured = looked_at_peers_.has_value();
   lock.unlock();
   const Deadline for_graphs = Deadline::after(kForGraphs);
   const bool stopped =
       await_thread(State::ended, captured && deadline.is_later_than(for_graphs) ? for_graphs : deadline);
-  if (liveness != nullptr) liveness->end();
   if (!stopped && captured && !deadline.passed()) {
     wait_hooks().warn(str("group '", host_->name(),
                           "' is closed, but CUDA graphs that hold its operations still exist: NCCL keeps its memory, "

@@ -14,16 +14,22 @@
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
+#include "core/progress_source.h"
 #include "gpu/gpu_memory.h"
 #include "nccl/call_log.h"
 #include "nccl/launch_queue.h"
 #include "nccl/nccl_address.h"
-#include "nccl/nccl_calls.h"
 #include "nccl/nccl_library.h"
 #include "nccl/nccl_member.h"
-#include "nccl/peer_liveness.h"
 
 namespace samestep {
+
+/// `enqueue` makes the calls. Calls of equal `connections` need the same connections between ranks, which NCCL makes
+/// when it first needs them.
+struct NcclCalls {
+  std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)> enqueue;
+  std::uint64_t connections = 0;
+};
 
 /// An operation to launch.
 struct NcclLaunch {
@@ -34,17 +40,14 @@ struct NcclLaunch {
     captured,    ///< the same, which is being captured into a graph
   };
 
-  CollectiveType type;
-  DType dtype;
-  std::size_t count;                     ///< elements, or arrays
-  bool is_list = false;                  ///< of arrays
+  Signature compared;                    ///< what ranks compare beside it
+  bool is_list = false;                  ///< of arrays, whose number is the first extent
   std::vector<StreamHandle> after = {};  ///< streams that produce its buffers
   Where where = Where::own_stream;
-  nccl_calls::Calls calls = {};
-  std::optional<Signature> compared = {};          ///< what ranks compare beside it
+  NcclCalls calls = {};
   std::vector<std::shared_ptr<void>> memory = {};  ///< kept until the operation has ended
 
-  std::string describe() const;  ///< for error texts, e.g. "allreduce of 3 float32 on the device"
+  std::string describe() const;  ///< for error texts, e.g. "allreduce of float32[3] with op sum on the device"
 };
 
 /// An NCCL communicator, the one stream in which its operations run, and a thread that watches them.
@@ -66,6 +69,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::shared_ptr<NcclLibrary> nccl;
     int device = 0;
     Seconds timeout{600};
+    std::weak_ptr<ProgressSource> beside = {};  ///< advanced by the watching thread while operations are outstanding
   };
 
   /// Starts NCCL with the first operation. `host` reports failures to other ranks. `signature_check`: a group of the
@@ -86,6 +90,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::shared_ptr<Work> run(NcclLaunch launch);
   /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
   void compare(const Signature& signature);
+
+  /// Whether it has failed, or has ended.
+  bool is_over() const { return state_ >= State::failed_starting; }
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
@@ -125,8 +132,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
-  /// The same for what has ended an operation.
-  [[noreturn]] void throw_error(const Operation& operation) const;
   /// Before the first operation.
   void prepare();
   /// Launches, or lets the thread of the queue do so.
@@ -147,8 +152,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void make_calls(Operation& operation);
   /// Waits until NCCL has completed the last request. Throws the error that has ended this communicator meanwhile.
   void wait_until_ready(const std::string& act, const NcclAddress::Until& until);
-  /// Requires the mutex.
-  bool is_ready(const std::string& act);
 
   // nccl_threads.cpp: what the watching thread does
   void watch();
@@ -159,9 +162,12 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex.
   void ask_device(Operation& operation);
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
-  Deadline deadline_of(const Operation& operation) const;
-  /// The TimeoutError of an operation whose `deadline` has passed. `missing`: the ranks that are late, if known.
-  std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
+  /// The TimeoutError of an operation whose `deadline` has passed.
+  std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline);
+  /// The error of a rank that has left, or null.
+  std::exception_ptr lost() const {
+    return signature_check_->membership().lost("device operations of group '" + host_->name() + "'");
+  }
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
   /// The same after an error of NCCL, which only knows that something is wrong: the host soon knows what. Requires the
@@ -175,8 +181,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void move(State to);
   /// A launch is no longer in NCCL. Requires the mutex. `next`: unless this has failed meanwhile.
   void leave_nccl(State next);
-  /// Whether the watching thread is to end.
-  bool is_over() const { return state_ >= State::failed_starting; }
   /// Ends all operations with `error`; the watching thread aborts the communicator. `tell`: the other ranks, unless
   /// they know. Requires the mutex.
   void fail(std::exception_ptr error, bool tell = true);
@@ -196,7 +200,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   // Set by `prepare`, as the watching thread is.
   OwnerProcess owner_;
   std::unique_ptr<NcclAddress> address_;
-  std::unique_ptr<const PeerLiveness> liveness_;
 
   std::mutex asking_;  // held by the thread that asks the device; nobody waits for it
   mutable std::mutex mutex_;
@@ -208,7 +211,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::list<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<void>> for_graphs_;     // memory of captured operations, which run whenever graphs do
   std::optional<Clock::time_point> looked_at_peers_;  // has a value while graphs may hold operations
-  std::unordered_set<std::uint64_t> connected_;       // `Calls::connections` that exist
+  std::unordered_set<std::uint64_t> connected_;       // `NcclCalls::connections` that exist
   std::uint64_t sequence_ = 0;
   std::thread watcher_;
 };

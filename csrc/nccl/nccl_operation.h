@@ -10,8 +10,6 @@
 
 namespace samestep {
 
-inline bool is_mismatch(const std::exception_ptr& error) { return is_a<MismatchError>(error); }
-
 /// An operation of an NcclComm in progress, shared by the threads that launch and watch it and the callers that wait
 /// for it.
 struct NcclComm::Operation {
@@ -19,7 +17,7 @@ struct NcclComm::Operation {
 
   NcclLaunch launch;  // `memory` is kept until the end, `calls` until they are made
   std::uint64_t sequence = 0;
-  std::optional<std::uint64_t> logged = {};  // in the CallLog
+  std::uint64_t logged = 0;  // in the CallLog
   Clock::time_point started = Clock::now();
   Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
   Deadline deadline;                 // the group's, or that of a longer wait; guarded by the mutex

@@ -38,20 +38,10 @@ std::optional<int> nccl_type(DType dtype) {
 
 /// For bool as uint8, whose values are 0 and 1.
 std::optional<int> op_of_bools(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-    case ReduceOp::max:
-    case ReduceOp::bor:
-    case ReduceOp::lor:
-      return nccl_abi::kMax;
-    case ReduceOp::prod:
-    case ReduceOp::min:
-    case ReduceOp::band:
-    case ReduceOp::land:
-      return nccl_abi::kMin;
-    default:
-      return std::nullopt;
-  }
+  using enum ReduceOp;
+  if (op == sum || op == max || op == bor || op == lor) return nccl_abi::kMax;
+  if (op == prod || op == min || op == band || op == land) return nccl_abi::kMin;
+  return std::nullopt;
 }
 
 std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
@@ -76,11 +66,6 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
 }
 
 }  // namespace
-
-bool has_nccl_reduction(DType dtype, const Reduction& reduction) {
-  const int any = 2;
-  return to_nccl_reduction(dtype, reduction, any).has_value();
-}
 
 std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction, int n_ranks) {
   const bool alone = n_ranks == 1;

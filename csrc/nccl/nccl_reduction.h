@@ -18,9 +18,6 @@ struct NcclReduction {
   bool alone = false;       ///< of a communicator of one rank
 };
 
-/// Whether `to_nccl_reduction` returns one. Pure.
-bool has_nccl_reduction(DType dtype, const Reduction& reduction);
-
 /// Maps bool to uint8 (0 and 1) and complex numbers to pairs. Returns nullopt for what the host must reduce: types that
 /// NCCL lacks (int16), operators that it lacks (bitwise, products of complex numbers), averages of integers, which it
 /// does not compute exactly, and averages of float16 and bfloat16: it multiplies by 1 / n, rounded to that type, and

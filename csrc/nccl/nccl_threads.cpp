@@ -56,9 +56,15 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
     // For one look at a time: between looks other threads may end this communicator.
     const std::lock_guard look(mutex_);
     throw_if_broken();
-    if (is_ready(act)) return;
+    const auto [state, comm] = member_.state();
+    if (state == nccl_abi::kSuccess) return;
+    if (state != nccl_abi::kInProgress) {
+      // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
+      if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
+      throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
+    }
     if (!long_since) continue;
-    if (const std::exception_ptr lost = liveness_->lost()) std::rethrow_exception(lost);
+    if (const std::exception_ptr left = lost()) std::rethrow_exception(left);
     if (deadline.passed()) {
       throw TimeoutError(
           str(act, " in group '", host_->name(), "': NCCL did not finish within ", deadline.timeout().count(),
@@ -69,21 +75,11 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
   }
 }
 
-bool NcclComm::is_ready(const std::string& act) {
-  const auto [state, comm] = member_.state();
-  if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
-  // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
-  if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
-  throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
-}
-
 void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   throw_if_broken();
   operation->sequence = sequence_++;
-  if (const std::optional<Signature>& compared = operation->launch.compared) {
-    operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
-  }
+  operation->logged = log_.add(operation->launch.compared, operation->is_captured(), operation->sequence);
   if (operation->is_captured()) {
     if (!looked_at_peers_) looked_at_peers_.emplace();
     const std::vector<std::shared_ptr<void>>& memory = operation->launch.memory;
@@ -106,7 +102,11 @@ void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
   std::exception_ptr error;
   try {
     // Which operations alone do, in their turns.
-    if (state_ == State::idle) start_nccl([&] { return deadline_of(*operation); });
+    if (state_ == State::idle)
+      start_nccl([&] {
+        const std::lock_guard lock(mutex_);
+        return operation->deadline;
+      });
     {
       const std::lock_guard lock(mutex_);
       throw_if_broken();
@@ -147,15 +147,10 @@ void NcclComm::make_calls(Operation& operation) {
   operation.end->record(stream);
 }
 
-Deadline NcclComm::deadline_of(const Operation& operation) const {
-  const std::lock_guard lock(mutex_);
-  return operation.deadline;
-}
-
 // A mismatch first: a rank that has raised because of it may have left already.
 std::exception_ptr NcclComm::host_cause() {
   const std::exception_ptr differs = compare_calls();
-  return differs ? differs : liveness_->lost();
+  return differs ? differs : lost();
 }
 
 std::exception_ptr NcclComm::await_host_cause(std::unique_lock<std::mutex>& lock) {
@@ -180,45 +175,38 @@ std::exception_ptr NcclComm::compare_calls() {
   return nullptr;
 }
 
-std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline,
-                                           const std::string& missing) {
+std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline) {
   const std::string text = str(operation.launch.describe(), " (device operation ", operation.sequence, " of group '",
                                host_->name(), "') has not ended after ", deadline.timeout().count(), " s: ");
-  // Without a comparison nobody knows whether the other ranks have arrived.
-  if (!operation.logged) {
-    return std::make_exception_ptr(
-        TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
-  }
-  if (log_.agrees(*operation.logged)) {
+  if (log_.agrees(operation.logged)) {
     return std::make_exception_ptr(TimeoutError(
         text + (operation.launched ? "all ranks have started it, but the device has not finished it"
                                    : "all ranks have called it, but NCCL has not connected them for it, or for an "
                                      "earlier operation on this device; all ranks must call the operations of all "
                                      "groups on a device in one order")));
   }
-  return std::make_exception_ptr(TimeoutError(text + "not all ranks have reached it" + missing));
+  const std::string late = log_.late_ranks(deadline.timeout());
+  return std::make_exception_ptr(
+      TimeoutError(str(text, "not all ranks have reached it", late.empty() ? "" : ": ", late)));
 }
 
 std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
   if (operation.ended) return operation.error;
   // Both: an operation has not succeeded before it is known that all ranks have called the same one.
-  const bool agreed = !operation.logged || log_.agrees(*operation.logged);
+  const bool agreed = log_.agrees(operation.logged);
   if (agreed && operation.completed) {
     if (const int state = member_.state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
     return nullptr;
   }
-  if (operation.deadline.passed()) {
-    const std::string missing = agreed ? "" : log_.late_ranks(operation.deadline.timeout());
-    return timeout_error(operation, operation.deadline, missing.empty() ? "" : ": " + missing);
-  }
+  if (operation.deadline.passed()) return timeout_error(operation, operation.deadline);
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
-  const std::exception_ptr lost = liveness_->lost();
-  if (!lost || !agreed || !operation.launched) return lost;
+  const std::exception_ptr left = lost();
+  if (!left || !agreed || !operation.launched) return left;
   // All ranks have called it. A rank that has left may have its result, and this device may soon have its own.
   if (operation.peer_lost_at == Clock::time_point{}) operation.peer_lost_at = now;
-  return now - operation.peer_lost_at < kGrace ? nullptr : lost;
+  return now - operation.peer_lost_at < kGrace ? nullptr : left;
 }
 
 void NcclComm::ask_device(Operation& operation) {
@@ -247,7 +235,7 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   // Nobody sees the operations of graphs run, so a rank that has gone counts although nothing is pending.
   if (looked_at_peers_ && state_ != State::closing && now - *looked_at_peers_ > kLookAtPeersAfter) {
     looked_at_peers_ = now;
-    if (const std::exception_ptr lost = liveness_->lost()) return fail(lost);
+    if (const std::exception_ptr left = lost()) return fail(left);
   }
   for (const auto& operation : pending_) {
     if (const std::exception_ptr error = check_operation(*operation, now)) {
@@ -296,6 +284,7 @@ void NcclComm::watch() {
     }
     lock.unlock();
     poll();
+    if (const std::shared_ptr<ProgressSource> beside = options_.beside.lock()) beside->advance();
     std::this_thread::sleep_for(kLookEvery);
     lock.lock();
   }

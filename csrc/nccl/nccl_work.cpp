@@ -34,7 +34,7 @@ class NcclComm::NcclWork final : public Work {
 
   void wait(const Deadline& deadline) override {
     wait_until(deadline, [this] { return done(); });
-    if (operation_->error) channel_->throw_error(*operation_);
+    throw_if_failed();
   }
 
   /// Waits on the host until NCCL has the operation: only then is there an end to wait for.
@@ -51,7 +51,7 @@ class NcclComm::NcclWork final : public Work {
   /// Waits on the host until NCCL has the operation. Throws its error, if it has failed.
   void wait_for_launch(const Deadline& deadline) {
     wait_until(deadline, [this] { return operation_->launched || done(); });
-    if (operation_->ended && operation_->error) channel_->throw_error(*operation_);
+    throw_if_failed();
   }
 
   bool asks_device() const override { return true; }
@@ -60,6 +60,13 @@ class NcclComm::NcclWork final : public Work {
   std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
 
  private:
+  void throw_if_failed() {
+    if (!operation_->ended || !operation_->error) return;
+    const std::lock_guard lock(channel_->mutex_);
+    channel_->unheard_ = nullptr;
+    std::rethrow_exception(operation_->error);
+  }
+
   template <class Ready>
   void wait_until(const Deadline& deadline, Ready ready) {
     bool is_first = true, warned = false;
@@ -82,21 +89,12 @@ class NcclComm::NcclWork final : public Work {
   [[noreturn]] void throw_late(const Deadline& deadline) const {
     // The wait is over, not the operation: it keeps the group's own deadline.
     const std::lock_guard lock(channel_->mutex_);
-    const std::string late = channel_->log_.late_ranks(deadline.timeout());
-    std::rethrow_exception(channel_->timeout_error(*operation_, deadline, late.empty() ? "" : ": " + late));
+    std::rethrow_exception(channel_->timeout_error(*operation_, deadline));
   }
 
   std::shared_ptr<NcclComm> channel_;
   std::shared_ptr<Operation> operation_;
 };
-
-void NcclComm::throw_error(const Operation& operation) const {
-  {
-    const std::lock_guard lock(mutex_);
-    unheard_ = nullptr;
-  }
-  std::rethrow_exception(operation.error);
-}
 
 std::shared_ptr<Work> NcclComm::run(NcclLaunch launch) {
   std::shared_ptr<Operation> operation = enqueue(std::move(launch));

@@ -207,7 +207,7 @@ TEST_CASE("device ends: nothing is launched any more once close has seen that no
     const std::uint64_t before = check->counters().operations;
     std::thread closes([&] { comm->close(soon()); });
     until([&] { return check->counters().operations > before; });  // close waits for rank 1
-    NcclLaunch late{.type = CollectiveType::barrier, .dtype = DType::uint8, .count = 0};
+    NcclLaunch late{.compared = {CollectiveType::barrier}};
     CHECK(has(error_of([&] { comm->launch(std::move(late)); }), "is closed"));
     refused = true;
     closes.join();

@@ -28,7 +28,7 @@ TEST_CASE("staging: a segment whose operation ends last is copied back, however 
   constexpr std::size_t kSegments = 100, kLast = 1;
   gpu()->set_device(0);
   const std::shared_ptr<Communicator> group = make_self_communicator("world");
-  const auto staging = HostStaging::make(gpu(), 0, group, group);
+  const auto staging = std::make_shared<HostStaging>(gpu(), 0, group, group);
   const UserStream stream;
   OnGpu x(stream, Floats(kSegments, 3.0F));
   auto* const elements = static_cast<std::byte*>(Buffer(x).data);

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 
 import fake_arrays
 import real_libraries
@@ -40,6 +41,13 @@ def attempt(act):
         report(result=act())
     except Exception as error:
         report(kind=type(error).__name__, text=str(error), seconds=time.monotonic() - begin)
+
+
+def meet(name):
+    """All ranks come here, by files: the package hears nothing of it."""
+    Path(folder, f"{name}-{rank}").touch()
+    while any(not Path(folder, f"{name}-{other}").exists() for other in range(size)):
+        time.sleep(0.001)
 
 
 def release_soon(*streams):
