@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/user_call.h"
 #include "waiting/await.h"
 
 namespace samestep {
@@ -229,8 +230,9 @@ void HostStaging::StagedWork::throw_late(const Deadline& deadline) {
   // The deadline has passed, so this throws the error that it has ended with, or names the missing ranks.
   if (host_wait != nullptr) host_wait->wait(deadline);
   const Communicator& group = *(is_message() ? stager_->messages_ : stager_->collectives_);
-  throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
-                         "' has waited ", deadline.timeout().count(),
+  const std::string& called = user_call();
+  throw TimeoutError(str("rank ", group.rank(), ": ", called.empty() ? "an operation on device memory" : called,
+                         " in group '", group.name(), "' has waited ", deadline.timeout().count(),
                          " s for this rank's device, which has not finished the work queued before ",
                          is_this ? "it" : "an earlier operation"));
 }
