@@ -213,7 +213,7 @@ def equinox_training():
     import jax.numpy as jnp
     import optax
     from jax.experimental import multihost_utils
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(48, 5)).astype(np.float32)
@@ -239,7 +239,7 @@ def equinox_training():
         leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
         return losses, [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
 
-    rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     sharded = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
     losses, weights = trained(*sharded)
     alone, alone_weights = trained(x, y)

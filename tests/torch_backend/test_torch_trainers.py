@@ -76,13 +76,3 @@ def test_an_unchanged_script_of_accelerate(environment, tmp_path):
         assert lines[0] == lines[1]
         printed[backend] = [float(word) for word in lines[0][1:-2]]
     assert printed["samestep"] == pytest.approx(printed["gloo"], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_lightning_without_an_mpi_library(environment, tmp_path):
-    """It asks mpi4py, which is installed, for the number of ranks."""
-    needs("lightning")
-    printed = run(
-        JOB, "lightning", env=environment | {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, folder=tmp_path
-    )
-    assert len([line for line in printed.splitlines() if line.startswith("samestep ")]) == 2

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import samestep as ss
+from samestep.rendezvous.membership import PLACE
+from samestep.rendezvous.store import PrefixStore
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world.member import Member
 
@@ -57,6 +59,7 @@ def listeners():
 
 def keep_store():
     store = TCPStore("", 0, is_master=True)
+    PrefixStore(PLACE, store).set("trains", ss.__version__)  # what newcomers ask first
     print(json.dumps({"port": store.port}), flush=True)
     sys.stdin.read()
 
