@@ -64,6 +64,8 @@ def scatter(flat: Any, xs: Sequence[Any]) -> None:
     with torch.no_grad():
         rows = _in_rows(xs)
         torch._foreach_copy_(rows, torch._utils._unflatten_dense_tensors(flat.to(rows[0].dtype), rows))
+    for x in xs:  # the kernel for many tensors leaves that out
+        torch.autograd.graph.increment_version(x)
 
 
 def _in_rows(xs: Sequence[Any]) -> list[Any]:
