@@ -213,6 +213,14 @@ def test_training_equals_one_process_when_everything_starts_out_different(group)
     assert_close(net.parameters(), alone.parameters())
 
 
+def goes_on(group, net, opt, data):
+    for _ in range(2):
+        opt.zero_grad()
+        backward(net, *data)
+        opt.step()
+    assert_equal_everywhere(group, net.parameters())
+
+
 def test_a_rank_that_skips_a_step_is_told(group):
     """Before a gradient at other parameters counts. Who has made up for it goes on."""
     net = model()
@@ -228,11 +236,7 @@ def test_a_rank_that_skips_a_step_is_told(group):
     with pytest.raises(ss.MismatchError, match=r"rank 0: .* 0 step\(\) since the last backward\(\)"):
         backward(net, *data)
     ss.synchronize(group, net)
-    for _ in range(2):
-        opt.zero_grad()
-        backward(net, *data)
-        opt.step()
-    assert_equal_everywhere(group, net.parameters())
+    goes_on(group, net, opt, data)
 
 
 def test_steps_that_change_nothing_do_not_count(group):
@@ -277,8 +281,4 @@ def test_settings_that_differ_are_told_before_a_step(group, change, first):
         backward(net, *data)
     assert_close(list(net.parameters()), before, 0.0)
     ss.synchronize(group, opt)
-    for _ in range(2):
-        opt.zero_grad()
-        backward(net, *data)
-        opt.step()
-    assert_equal_everywhere(group, net.parameters())
+    goes_on(group, net, opt, data)
