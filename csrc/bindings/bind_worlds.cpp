@@ -38,13 +38,14 @@ void bind_mpi(py::module_& m) {
       .def_property_readonly("path", &MpiLibrary::path);
   m.def(
       "open_mpi_world",
-      [](std::shared_ptr<MpiLibrary> library, double timeout) {
+      [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, double timeout) {
         ExchangeOptions options;
-        options.oversubscribed = true;  // until the ranks have compared their CPUs
+        options.oversubscribed = oversubscribed;
         const py::gil_scoped_release no_gil;
         return open_mpi_world(std::move(library), options, Deadline::after(Seconds(timeout)));
       },
-      "library"_a, "timeout"_a, "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
+      "library"_a, "oversubscribed"_a, "timeout"_a,
+      "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
   m.def("has_lost_ranks", &ProgressEngine::has_lost_ranks, "Whether a rank has died in this process's life.");
   m.def("has_departed_ranks", &ProgressEngine::has_departed_ranks,
         "Whether a rank has left a group before this one did.");

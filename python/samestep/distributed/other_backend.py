@@ -139,7 +139,10 @@ def _why_not_mpi(world: Backend) -> str:
         there = " and ".join(map(str, sorted(sizes)))
         return f"the world has {world.size} ranks, but MPI's world {there}, and MPI reaches its own only; {start}"
     assert loaded is not None
-    comm = bootstrap_mpi.open_world(loaded, world.timeout)
+    if world.size == 1:
+        comm = _core.make_self_communicator("world of MPI")
+    else:
+        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=world.timeout)
     _mpi_worlds[world] = _MpiWorld(comm, ranks)
     internal.at_end(world, functools.partial(_leave, comm))
     return ""

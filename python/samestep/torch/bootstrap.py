@@ -127,5 +127,5 @@ def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) 
 def _mpi_communicator(global_ranks: list[int], size: int, timeout: float, name: str) -> _core.Communicator:
     global _mpi  # noqa: PLW0603
     if _mpi is None:
-        _mpi = bootstrap_mpi.open_world(bootstrap_mpi.load(), timeout)
+        _mpi = bootstrap_mpi.open_world(bootstrap_mpi.load(), oversubscribed=True, timeout=timeout)
     return _mpi.group(global_ranks or list(range(size)), timeout, name)

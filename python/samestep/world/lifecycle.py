@@ -284,7 +284,10 @@ def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.
     loaded = bootstrap_mpi.load()
     check_launch(known, loaded.size, loaded.description)
     _check_claim("world_size", arguments["world_size"], loaded.size)
-    comm = bootstrap_mpi.open_world(loaded, timeout)
+    if loaded.size == 1:
+        comm = _core.make_self_communicator("world")
+    else:
+        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=timeout)
     _check_claim("rank", arguments["rank"], comm.rank)
     return comm
 
