@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from samestep import state_file
@@ -17,16 +16,17 @@ from samestep.group.backend_argument import require_backend
 from samestep.group.group import warn
 from samestep.internal import facts
 from samestep.optimizer import sharded
-from samestep.step.audit import Audited, choose
+from samestep.optimizer.copies import Copies
+from samestep.rendezvous.membership import Record
+from samestep.step.audit import Audited
 from samestep.step.together import Together
-from samestep.train_step import Listener, Step
+from samestep.train_step import SIGNALS, Step, are_all_of_jax, hear_signals, listens, next_step
 from samestep.trees.divided import refusals
 from samestep.trees.fill import fill
 from samestep.world.member import is_loss, member
 
 __all__ = ["Step", "TrainState"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _STOPPED = 128 + signal.SIGTERM  # exit code: launchers and clusters start what ends so again
 _CALL = 1 << 40  # calls between steps count more than steps, of which `restore` may go back some
 _MOST_IN_VAIN = 5  # times that the same ranks meet again without having finished a step
@@ -54,14 +54,15 @@ class TrainState:
         are equal everywhere, so there is no false alarm, if the program's are: all ranks need equal processors and
         libraries.
       undo: keep a copy of what is changed in place, so that any step can be repeated. Takes memory and time for one
-        copy of the state in each step. Needed only where a collective follows the update within the step.
+        copy of the state in each step. Needed where a collective follows the update within the step, and for
+        `ShardedOptimizer(copies=2)` unless all parts are arrays of JAX.
       save: a file. If it exists, training goes on from it. Rank 0 writes it if the job is asked to stop, by SIGTERM or
         SIGUSR1 to any rank: then all ranks end after the same step, with exit code 143. A signal between steps or loops
         is heard at the end of the next step, as long as the state exists. None: signals do what they did.
 
     Raises:
-      InvalidArgumentError: the sampler has no `batch_size`, a part cannot be kept (`ShardedOptimizer`: what a dead rank
-        held of its state is gone), or a part is called like an attribute of this class.
+      InvalidArgumentError: the sampler has no `batch_size`, a part cannot be kept (`ShardedOptimizer` without copies=2:
+        what a dead rank held of its state is gone), or a part is called like an attribute of this class.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -94,12 +95,15 @@ class TrainState:
             raise InvalidArgumentError(
                 "TrainState: give the sampler batch_size and shards, which make its steps"
             )
+        self._copies = Copies(backend, parts)
         for name, part in parts.items():
             if hasattr(TrainState, name) or name.startswith("_"):
                 raise InvalidArgumentError(
                     f"TrainState: no part can be called {name!r}, which is a name of the class"
                 )
-            _require_whole(name, part)
+            self._require_whole(name, part)
+        if self._copies and not undo and not are_all_of_jax(parts):
+            raise InvalidArgumentError("TrainState: ShardedOptimizer(copies=2) needs undo=True")
         here = member()
         if here is not None and backend._regroup is None:
             raise InvalidArgumentError(
@@ -132,7 +136,7 @@ class TrainState:
         """Newcomers are to be taken in before the next step, where all have the same calls before them."""
         self._asked_to_stop = self._stops = self._changed_in_place = False
         self._begin()
-        self._hear_signals()
+        hear_signals(self)
         if here is not None:
             here.has_state = True
 
@@ -152,10 +156,21 @@ class TrainState:
         elif name in self._parts:
             # `state.w += 1` has changed the array; what cannot be written is another object then.
             self._changed_in_place |= value is self._parts[name]
-            _require_whole(name, value)
+            self._require_whole(name, value)
             self._parts[name] = value
         else:
             raise AttributeError(f"TrainState has no part {name!r}: name it when the state is made")
+
+    def _require_whole(self, name: str, part: Any) -> None:
+        if name in self._copies:
+            return
+        if why := next(iter(refusals(part).values()), ""):
+            raise InvalidArgumentError(f"TrainState: {name} has {why}")
+        if sharded.is_sharded(part):
+            raise InvalidArgumentError(
+                f"TrainState: {name} is a ShardedOptimizer: the part of its state that a dead rank held is gone; use "
+                "DistributedOptimizer, or keep the state of one with copies=2"
+            )
 
     @property
     def step(self) -> int:
@@ -176,8 +191,14 @@ class TrainState:
         self._on_change.append(function)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint, for any number of ranks. To be called between steps."""
-        state = {"step": self.step, "sampler": None, "parts": self._values()}
+        """The state for a checkpoint, for any number of ranks. To be called between steps.
+
+        Collective with a `ShardedOptimizer`, whose whole state is in it.
+        """
+        return self._state(self._copies.whole(self._values(), None))
+
+    def _state(self, parts: dict[str, Any]) -> dict[str, Any]:
+        state = {"step": self.step, "sampler": None, "parts": parts}
         if self._sampler is not None:
             at = {"epoch": self._epoch, "visited": self._visited}
             state["sampler"] = {**self._sampler.state_dict(consumed=0), **at}
@@ -190,6 +211,10 @@ class TrainState:
           MismatchError: it has other parts, or one of them has a sampler.
           InvalidArgumentError: the sampler is of other data, or divides them into other steps.
         """
+        self._load(state, self._copies.divide)
+
+    def _load(self, state: dict[str, Any], divided: Callable[[str, Any, Any], Any]) -> None:
+        """`divided`: of the name, the part and the value of a state that ranks divide, this rank's part."""
         if state["parts"].keys() != self._parts.keys():
             raise MismatchError(
                 f"TrainState: the state has the parts {list(state['parts'])}, not {list(self._parts)}"
@@ -201,11 +226,15 @@ class TrainState:
             self._sampler.load_state_dict(at)
             self._epoch, self._visited = at["epoch"], at["visited"]
         self._finished = state["step"]
+        values = {
+            name: divided(name, self._parts[name], value) if name in self._copies else value
+            for name, value in state["parts"].items()
+        }
         kept = {name: part for name, part in self._parts.items() if not _has_state_dict(part)}
         for name, part in self._parts.items():
             if name not in kept:
-                part.load_state_dict(state["parts"][name])
-        self._parts.update(fill(kept, {name: state["parts"][name] for name in kept}))
+                part.load_state_dict(values[name])
+        self._parts.update(fill(kept, {name: values[name] for name in kept}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, on rank 0: another state or the old one is there, whatever happens. Collective.
@@ -226,11 +255,12 @@ class TrainState:
         self._between(lambda: self._restore(path))
 
     def _restore(self, path: str | os.PathLike[str]) -> None:
-        problem = self._read(os.fspath(path)) if self._backend.rank == 0 else ""
+        like = self._copies.whole(self._values(), 0)
+        state, problem = self._read(os.fspath(path), like) if self._backend.rank == 0 else (None, "")
         problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
             raise UnavailableError(f"TrainState.restore: {problem}")
-        self._take(root=0)
+        self._take(0, state)
 
     def _between(self, call: Callable[[], None]) -> None:
         """Make a collective call between steps; if a rank is lost in it, again with those that are left.
@@ -251,7 +281,8 @@ class TrainState:
                 self._regroup(clean=True)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
-        problem = self._backend._bcast_facts(self._write(path), str, 0)
+        problem = self._write(path, self._copies.whole(self._values(), 0))
+        problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
             raise UnavailableError(f"TrainState.save: {problem}")
 
@@ -267,23 +298,24 @@ class TrainState:
                     raise
                 self._regroup(clean=True, admits=True)
 
-    def _write(self, path: str | os.PathLike[str]) -> str:
+    def _write(self, path: str | os.PathLike[str], values: dict[str, Any]) -> str:
         """Write a file, if this is rank 0; what went wrong, "" if nothing did."""
         if self._backend.rank != 0:
             return ""
         try:
-            state_file.write(os.fspath(path), self.state_dict())
+            state_file.write(os.fspath(path), self._state(values))
         except Exception as error:  # of whatever the parts are made of
             return error_line(error)
         return ""
 
-    def _read(self, path: str) -> str:
-        """Load a file here; what went wrong, "" if nothing did."""
+    def _read(self, path: str, like: dict[str, Any]) -> tuple[Any, str]:
+        """Load a file here: the state, and what went wrong, "" if nothing did."""
         try:
-            self.load_state_dict(state_file.read(path, self._values()))
+            state = state_file.read(path, like)
+            self.load_state_dict(state)
         except Exception as error:  # half a file has many
-            return f"{path}: {error_line(error)}"
-        return ""
+            return None, f"{path}: {error_line(error)}"
+        return state, ""
 
     def _values(self) -> dict[str, Any]:
         return {
@@ -315,9 +347,9 @@ class TrainState:
         return self._steps(epochs, steps)
 
     def _steps(self, epochs: int | None, steps: int | None) -> Iterator[Step]:
-        self._hear_signals()  # other code may have taken them since
+        hear_signals(self)  # other code may have taken them since
         while not self._stops:
-            step = self._next(epochs, steps)
+            step = next_step(self, epochs, steps)
             if step is None:
                 return
             if self._is_joined:
@@ -329,44 +361,13 @@ class TrainState:
                 raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
         assert self._path is not None
         self._save_and_stop(self._path)
-        if self._listens:
-            for signum in _SIGNALS:  # another one would end the process with another code
+        if listens(self):
+            for signum in SIGNALS:  # another one would end the process with another code
                 signal.signal(signum, signal.SIG_IGN)
         raise SystemExit(_STOPPED)
 
-    def _next(self, epochs: int | None, steps: int | None) -> Step | None:
-        """The next step; None: there is none."""
-        sampler = self._sampler
-        if sampler is not None and not sampler._has_step_from(self._visited):
-            self._epoch, self._visited = self._epoch + 1, 0
-        if (steps is not None and self.step >= steps) or (epochs is not None and self._epoch >= epochs):
-            return None
-        if sampler is None:
-            return Step(self, [], None)
-        assert sampler.shards is not None
-        sampler.set_epoch(self._epoch)
-        shards, backend = sampler._step_from(self._visited), self._backend
-        audited = self._audited_again
-        if audited is None and self._audit:
-            audited = choose(self._audit, sampler.seed, self.step + 1, sampler.shards, backend.size)
-        for number, ranks in audited.ranks.items() if audited is not None else ():
-            if backend.rank in ranks[1:]:
-                of_owner = sampler._step_from(self._visited, ranks[0])
-                shards.append(next(shard for shard in of_owner if shard.index == number))
-        return Step(self, shards, audited)
-
-    @property
-    def _listens(self) -> bool:
-        return self._path is not None and threading.current_thread() is threading.main_thread()
-
-    def _hear_signals(self) -> None:
-        """Note signals that ask for an end from now on; the others are told at the end of the next step."""
-        for signum in _SIGNALS if self._listens else ():
-            before = signal.getsignal(signum)
-            if not (isinstance(before, Listener) and before.state() is self):
-                signal.signal(signum, Listener(self, before))
-
     def _finish_step(self) -> None:
+        self._copies.settle()
         self._finished, self._in_vain, self._changed_in_place = self._finished + 1, 0, False
         if self._audited_again is not None:
             for shard, ranks in self._audited_again.ranks.items():
@@ -399,18 +400,24 @@ class TrainState:
 
     def _begin_from_rank_0(self) -> None:
         """Take the state of the file, or else that which rank 0 was made with. Collective."""
-        path = self._path
+        path, here = self._path, member()
+        self._parts.update(self._copies.prepare(self._parts))
         if path is not None and self._backend.any(self._backend.rank == 0 and os.path.exists(path)):
             self._restore(path)
         else:
-            self._take(root=0)
+            self._take(0)
+        if here is not None:
+            self._copies.begin(self._parts, here.record.epoch, here.record.members)
 
-    def _regroup(self, *, clean: bool, admits: bool = False) -> None:
+    def _regroup(
+        self, *, clean: bool, admits: bool = False, reached: Callable[[bool], None] | None = None
+    ) -> None:
         """Go on with the ranks that there are, from the state of the one that has finished most steps.
 
         Args:
           clean, admits: as in `Post`. A newcomer comes out of the constructor, so it is admitted by ranks that are in
             it, too, or before a step: what the program calls behind a step is not before it.
+          reached: this rank has come to the end of a step, and others may not have: it is told whether the step holds.
         """
         here = member()
         assert here is not None
@@ -421,25 +428,21 @@ class TrainState:
                 assert self._backend._regroup is not None
                 place = self._n_passed * _CALL + self.step if self._has_begun else -1
                 self._backend._regroup(step=place, clean=clean, admits=admits)
-                if here.record.root < 0:
-                    raise UnavailableError(
-                        f"TrainState: step {self.step + 1} cannot be repeated: all ranks that are left may have "
-                        "changed parameters in place already; call what follows the update outside of the step, or "
-                        "use TrainState(undo=True)"
-                    )
-                self._in_vain = self._in_vain + 1 if here.record.members == before else 0
-                if self._in_vain > _MOST_IN_VAIN:
-                    raise UnavailableError(
-                        f"TrainState: step {self.step + 1} has failed {self._in_vain} times although no rank was lost"
-                    )
+                if reached is not None:
+                    reached(here.record.step > place)
+                    reached = None
+                self._require_repeatable(here.record, before)
                 Together(self._backend, None).prepare()
                 if here.record.step < 0:
                     if self._backend.rank == 0 and here.is_restarted:
                         warn("no rank that had the state is left: training begins anew")
                     self._begin_from_rank_0()
-                elif not here.record.equal:
-                    self._take(here.record.root)
-                    clean = True
+                else:
+                    if not here.record.equal:
+                        self._take(here.record.root)
+                        clean = True
+                    epoch, members = here.record.epoch, here.record.members
+                    self._parts.update(self._copies.divide_anew(self._parts, epoch, members))
                 # If a rank is lost at the end of a step, only some of the others may have heard that they stop.
                 self._stops = self._backend.any(self._stops or self._asked_to_stop)
                 for function in self._on_change:
@@ -451,19 +454,35 @@ class TrainState:
                 self._has_begun = True
                 return
 
+    def _require_repeatable(self, record: Record, before: Sequence[str]) -> None:
+        if record.root < 0:
+            raise UnavailableError(
+                f"TrainState: step {self.step + 1} cannot be repeated: all ranks that are left may have changed "
+                "parameters in place already; call what follows the update outside of the step, or use "
+                "TrainState(undo=True)"
+            )
+        self._in_vain = self._in_vain + 1 if record.members == before else 0
+        if self._in_vain > _MOST_IN_VAIN:
+            raise UnavailableError(
+                f"TrainState: step {self.step + 1} has failed {self._in_vain} times although no rank was lost"
+            )
+
     def _outlives(self, error: BaseException) -> bool:
         """Whether the ranks that are left go on after `error`."""
         return member() is not None and is_loss(error)
 
-    def _take(self, root: int) -> None:
-        """Take the state of rank `root`. Collective."""
-        here = self._backend.rank == root
-        given = (self.state_dict(), self._n_passed, self._has_stepped) if here else None
-        state, self._n_passed, have_stepped = self._backend.bcast_object(given, root)
+    def _take(self, root: int, state: dict[str, Any] | None = None) -> None:
+        """Take the state of rank `root`, or `state` there; else all keep their parts of states of it. Collective."""
+        here, copies = self._backend.rank == root, self._copies
+        is_whole = state is not None
+        if here and state is None:
+            state = self._state(copies.without_parts(self._values()))
+        given = (state, self._n_passed, self._has_stepped, is_whole) if here else None
+        state, self._n_passed, have_stepped, is_whole = self._backend.bcast_object(given, root)
         problem = ""
         try:
             if not here:
-                self.load_state_dict(state)
+                self._load(state, copies.divide if is_whole else copies.with_parts)
         except Exception as error:  # of whatever the parts are made of
             problem = error_line(error)
         problems = facts(self._backend, problem, str)
@@ -471,16 +490,6 @@ class TrainState:
             raise UnavailableError(f"TrainState: the state of rank {root} cannot be taken on {found[0]}")
         if not self._has_begun:
             self._n_made, self._is_behind = self._n_passed, have_stepped
-
-
-def _require_whole(name: str, part: Any) -> None:
-    if why := next(iter(refusals(part).values()), ""):
-        raise InvalidArgumentError(f"TrainState: {name} has {why}")
-    if sharded.is_sharded(part):
-        raise InvalidArgumentError(
-            f"TrainState: {name} is a ShardedOptimizer: the part of its state that a dead rank held is gone; use "
-            "DistributedOptimizer"
-        )
 
 
 def _has_state_dict(part: Any) -> bool:

@@ -136,6 +136,7 @@ def ShardedOptimizer(
     op: Op | None = ReduceOp.AVG,
     shards: int | None = None,
     elementwise: bool = False,
+    copies: int = 1,
 ) -> _Opt:
     """As `DistributedOptimizer`, but each rank keeps and updates 1 / size of the optimizer's state.
 
@@ -167,6 +168,8 @@ def ShardedOptimizer(
       shards: torch only: as for `DistributedOptimizer`, with its `opt.shard` and the bits of any number of ranks.
       elementwise: True says that `opt` works element by element, without a trial. If it does not, ranks stay equal but
         the updates are not those of the unsharded optimizer.
+      copies: 2 keeps the part of each rank on the next rank as well, for a `TrainState`, which then goes on after a
+        loss, unless a rank and the next one are lost at once. Not for torch optimizers.
 
     Raises:
       InvalidArgumentError: `init`, or here for torch: the trial shows that `opt` does not work element by element; or
@@ -195,7 +198,13 @@ def ShardedOptimizer(
     torch = sys.modules.get("torch")
     if op is not None and shards is not None:
         _require_mean(op)
+    if copies not in (1, 2):
+        raise InvalidArgumentError(f"ShardedOptimizer: copies must be 1 or 2, got {copies!r}")
     if torch is not None and isinstance(opt, torch.optim.Optimizer):
+        if copies > 1:
+            raise InvalidArgumentError(
+                "ShardedOptimizer: copies=2 is not for torch optimizers; use DistributedOptimizer in a TrainState"
+            )
         from samestep.optimizer import torch_sharded
 
         return cast(
@@ -209,7 +218,7 @@ def ShardedOptimizer(
     if _is_pair(opt):
         from samestep.optimizer import sharded
 
-        return cast("_Opt", sharded.distribute(backend, opt, op, elementwise=elementwise))
+        return cast("_Opt", sharded.distribute(backend, opt, op, elementwise=elementwise, copies=copies))
     raise TypeError(
         f"ShardedOptimizer: {opt!r} is neither a torch Optimizer nor an object with "
         "init(params) and update(grads, state, params)"
@@ -233,7 +242,8 @@ def gather_state(opt: Any, state: Any, params: Any, *, root: int | None = None) 
     """
     from samestep.optimizer.sharded import sharded_of
 
-    return sharded_of(opt).gather_state(state, params, root)
+    known = sharded_of(opt)
+    return known.gather_state(state, known.plan_of(params), root)
 
 
 def shard_state(opt: Any, state: Any, params: Any) -> Any:
@@ -249,4 +259,5 @@ def shard_state(opt: Any, state: Any, params: Any) -> Any:
     """
     from samestep.optimizer.sharded import sharded_of
 
-    return sharded_of(opt).shard_state(state, params)
+    known = sharded_of(opt)
+    return known.shard_state(state, known.plan_of(params))

@@ -37,6 +37,10 @@ class FlatExchange:
         """The elements of `leaf` that this rank owns."""
         return self.partition.part(leaf, self._backend.rank)
 
+    def is_current(self) -> bool:
+        """Whether the group has as many ranks as the partition."""
+        return self.partition.size == self._backend.size
+
     def agreed_dtypes(
         self, act: str, split: list[int], kinds: list[str], layouts: Sequence[str] = ()
     ) -> list[str | None]:
@@ -51,6 +55,7 @@ class FlatExchange:
         Raises:
           MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
         """
+        self.require_current()
         names = [self._names[i] for i in split]
         if layouts:
             names += [f"{name} in memory" for name in names]
@@ -109,6 +114,7 @@ class FlatExchange:
         Returns:
           By leaf the bytes of all its elements, which are the caller's; None for what was left out.
         """
+        self.require_current()
         self._backend._await_streams(
             [x for x, info in zip(parts, infos, strict=True) if info is not None], None
         )
@@ -142,10 +148,19 @@ class FlatExchange:
           dtype: of the array.
           root: the rank that gets it, None elsewhere; None for all ranks.
         """
+        self.require_current()
         mine: Flat = np.empty(len(self.part(leaf)) * _core.itemsize(dtype), np.uint8)
         if part is not None and len(mine):
             _core.pack([part], mine)
         return self._backend.allgatherv(mine) if root is None else self._backend.gatherv(mine, root)
+
+    def require_current(self) -> None:
+        """Raises InvalidArgumentError where the group has other ranks now."""
+        if not self.is_current():
+            raise InvalidArgumentError(
+                f"ShardedOptimizer: the group has {self._backend.size} ranks now, and the state is divided among "
+                f"{self.partition.size}; make the optimizer anew, and compile functions that use it anew"
+            )
 
     def _common_dtype(self, buffer: Buffer, dtypes: Sequence[str | None]) -> str | None:
         found = {dtypes[i]: i for i in reversed(buffer.leaves) if dtypes[i] is not None}

@@ -31,9 +31,9 @@ _ONLY_PARTS = (
 _UNLIKE = 1000  # elements of the first of the arrays by which leaves of a state are distinguished
 
 
-def distribute(backend: Group, opt: Any, op: Any, *, elementwise: bool) -> Any:
+def distribute(backend: Group, opt: Any, op: Any, *, elementwise: bool, copies: int = 1) -> Any:
     """Return what is used as `opt` was; a named tuple, as optax has, comes back as the same type."""
-    sharded = ShardedTransformation(backend, opt, op, elementwise=elementwise)
+    sharded = ShardedTransformation(backend, opt, op, elementwise=elementwise, copies=copies)
     if isinstance(opt, tuple) and hasattr(opt, "_replace"):
         return opt._replace(init=sharded.init, update=sharded.update)
     return sharded
@@ -102,8 +102,11 @@ class _Plan(NamedTuple):
 class ShardedTransformation:
     """An optimizer object that keeps this rank's part of the state; all other attributes are the inner's."""
 
-    def __init__(self, backend: Group, inner: Any, op: Any, *, elementwise: bool) -> None:
+    def __init__(self, backend: Group, inner: Any, op: Any, *, elementwise: bool, copies: int) -> None:
         self.inner = inner
+        self.copies = copies
+        self.divided_among = 0
+        """Ranks, when `init`, `shard_state` or a `TrainState` has divided the state last; 0: never."""
         self._backend = backend
         self._op = op
         self._elementwise = elementwise
@@ -116,16 +119,26 @@ class ShardedTransformation:
         flat = trees.flatten(params)
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
-        plan = self._plan_for(flat)
+        plan, self.divided_among = self._plan_for(flat), self._backend.size
         if self._backend.size == 1:
-            return self.inner.init(params)
-        return note_part(self.inner.init(plan.cut(flat, f"{_ACT}.init")), params)
+            return self._noted(self.inner.init(params), plan, params, params)
+        return self._noted(self.inner.init(plan.cut(flat, f"{_ACT}.init")), plan, params, params)
+
+    def _noted(self, state: Any, plan: _Plan, of: Any, made_of: Any = None) -> Any:
+        """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
+        known = (self, plan, made_of) if self.copies > 1 else None
+        return note_part(state, of, by=known) if known or self._backend.size > 1 else state
 
     def update(
         self, grads: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
     ) -> Any:
         """Updates of all parameters, and the new state of this rank's part. Collective."""
         others = () if params is None else (params,)
+        if self.divided_among not in (0, self._backend.size):
+            raise InvalidArgumentError(
+                f"{_UPDATE}: the group has {self._backend.size} ranks now, and the state was divided among "
+                f"{self.divided_among}; make one by init or shard_state, or keep it in a TrainState, with copies=2"
+            )
         if self._verifier is not None:
             self._verifier.before_step({"params": params})
         if weight is not None and self._op is None:
@@ -153,13 +166,10 @@ class ShardedTransformation:
 
     def _plan_for(self, flat: trees.Flat) -> _Plan:
         specs = _specs(flat)
-        key = tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
+        key = self._backend.size, tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
         if key not in self._plans:
-            counts = [math.prod(spec.shape) for spec in specs]
-            partition = Partition(
-                counts, [spec.dtype if spec.group else None for spec in specs], self._backend.size
-            )
             others = [None if spec.group else leaf for spec, leaf in zip(specs, flat.leaves, strict=True)]
+            partition = partition_of(specs, self._backend.size)
             exchange = FlatExchange(self._backend, partition, flat.names)
             plan = _Plan(flat.names, specs, flat.rebuild, others, exchange)
             if not self._elementwise and not compiled.is_traced(flat.leaves):
@@ -172,7 +182,10 @@ class ShardedTransformation:
         if params is not None:
             return self._plan_for(trees.flatten(params))
         known = self._plan
-        return known if known is not None and known.names == grads.names else self._plan_for(grads)
+        is_right = known is not None and known.names == grads.names
+        return (
+            known if known is not None and is_right and known.exchange.is_current() else self._plan_for(grads)
+        )
 
     # ---- gradients in, updates out
 
@@ -284,15 +297,25 @@ class ShardedTransformation:
 
     # ---- checkpoints
 
-    def gather_state(self, state: Any, params: Any, root: int | None) -> Any:
+    def plan_of(self, params: Any) -> _Plan:
+        """The parts of these parameters."""
+        return self._plan_for(trees.flatten(params))
+
+    def renewed(self, plan: _Plan) -> _Plan:
+        """The plan for the ranks that the group has now."""
+        if plan.exchange.is_current():
+            return plan
+        partition = partition_of(plan.specs, self._backend.size)
+        return plan._replace(exchange=FlatExchange(self._backend, partition, plan.names))
+
+    def gather_state(self, state: Any, plan: _Plan, root: int | None) -> Any:
         """See `samestep.optimizer.gather_state`."""
-        plan = self._plan_for(trees.flatten(params))
         if self._backend.size == 1:
             return state
         flat = trees.flatten(state)
         values = list(flat.leaves)
         with _core.UserCall("gather_state"):
-            for k, i in enumerate(self._owners(plan, flat.names)):
+            for k, i in enumerate(self.owners(plan, flat.names)):
                 if i is not None:
                     leaf, dtype = values[k], arrays.info(values[k]).dtype
                     data = plan.exchange.gather(i, leaf, dtype, root)
@@ -311,14 +334,14 @@ class ShardedTransformation:
         is_here = root is None or self._backend.rank == root
         return flat.rebuild(values) if is_here else None
 
-    def shard_state(self, state: Any, params: Any) -> Any:
+    def shard_state(self, state: Any, plan: _Plan) -> Any:
         """See `samestep.optimizer.shard_state`."""
-        plan = self._plan_for(trees.flatten(params))
+        self.divided_among = self._backend.size
         if self._backend.size == 1:
-            return state
+            return self._noted(state, plan, None)
         flat = trees.flatten(state)
         values = list(flat.leaves)
-        for k, i in enumerate(self._owners(plan, flat.names)):
+        for k, i in enumerate(self.owners(plan, flat.names)):
             if i is not None:
                 shape = arrays.info(values[k]).shape
                 if shape != plan.specs[i].shape:
@@ -329,9 +352,9 @@ class ShardedTransformation:
                 part = _cut(values[k], shape, plan.held(i), flat.names[k])
                 # A view would keep the whole.
                 values[k] = part.copy() if isinstance(part, np.ndarray) else part
-        return note_part(flat.rebuild(values), state)
+        return self._noted(flat.rebuild(values), plan, state)
 
-    def _owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
+    def owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""
 
         def unlike(i: int, spec: LeafSpec) -> Any:
@@ -375,6 +398,15 @@ def _specs(flat: trees.Flat) -> list[LeafSpec]:
         dtype, shape = str(leaf.dtype), tuple(leaf.shape)
         specs[i] = LeafSpec(f"{dtype} {shape}", "jax", dtype, shape)
     return specs
+
+
+def partition_of(specs: Sequence[LeafSpec], size: int) -> Partition:
+    """The parts of leaves among `size` ranks."""
+    return Partition(
+        [math.prod(spec.shape) for spec in specs],
+        [spec.dtype if spec.group else None for spec in specs],
+        size,
+    )
 
 
 def _kind_of_whole(gradient: LeafSpec) -> str:

@@ -197,6 +197,7 @@ class _ShardedStep:
     def step(self, closure: Any = None) -> Any:
         """One step: average, update this rank's part, and share it. Collective."""
         loss = None
+        self._exchange.require_current()
         self._stop_watching()
         if closure is not None:
             with torch.enable_grad():

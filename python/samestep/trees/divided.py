@@ -10,13 +10,13 @@ from samestep import arrays
 from samestep.trees.adapters import is_torch_module
 from samestep.trees.structure import flatten
 
-__all__ = ["note_part", "refusals", "why_divided"]
+__all__ = ["maker", "note_part", "refusals", "why_divided"]
 
-_parts: dict[int, weakref.ref[Any]] = {}
-"""Of states of a `ShardedOptimizer`, by the id of an array, as long as it exists."""
+_parts: dict[int, tuple[weakref.ref[Any], Any]] = {}
+"""Of states of a `ShardedOptimizer`, by the id of an array, as long as it exists; with `by` of `note_part`."""
 _OF_STATE = (
     "a part of the state of a ShardedOptimizer, of which each rank holds another; exchange the whole: "
-    "shard_state(opt, synchronize(backend, gather_state(opt, state, params)), params)"
+    "shard_state(opt, synchronize(backend, gather_state(opt, state, params)), params); a TrainState needs copies=2"
 )
 _BY_TORCH = (
     ("torch.distributed.tensor", "DTensor"),
@@ -25,19 +25,31 @@ _BY_TORCH = (
 )
 
 
-def note_part(state: Any, of: Any = None, *, one: bool = False) -> Any:
-    """Return `state`, this rank's part of one; what is an array of `of`, too, is no part. `one` notes a single leaf."""
+def note_part(state: Any, of: Any = None, *, one: bool = False, by: Any = None) -> Any:
+    """Return `state`, this rank's part of one; what is an array of `of`, too, is no part.
+
+    `one` notes a single leaf, `by` is what `maker` returns.
+    """
     whole = set(map(id, flatten(of).leaves))
     for leaf in flatten(state).leaves:
         if arrays.is_array(leaf) and id(leaf) not in whole:
-            _note(leaf, id(leaf))
+            _note(leaf, id(leaf), by)
             if one:
                 break
     return state
 
 
-def _note(leaf: Any, key: int) -> None:
-    _parts[key] = weakref.ref(leaf, lambda _: _parts.pop(key, None))
+def _note(leaf: Any, key: int, by: Any) -> None:
+    _parts[key] = weakref.ref(leaf, lambda _: _parts.pop(key, None)), by
+
+
+def maker(tree: Any) -> Any:
+    """What `note_part` was told of a part in `tree`; None: nothing."""
+    for leaf in flatten(tree).leaves if _parts else ():
+        part, by = _parts.get(id(leaf), (None, None))
+        if part is not None and part() is leaf and by is not None:
+            return by
+    return None
 
 
 def why_divided(of: Any) -> str:
@@ -55,7 +67,7 @@ def refusals(tree: Any) -> dict[int, str]:
         return {}
     found = {}
     for i, leaf in enumerate(flatten(tree).leaves):
-        part = _parts.get(id(leaf))
+        part, _ = _parts.get(id(leaf), (None, None))
         if why := _OF_STATE if part is not None and part() is leaf else why_divided(leaf):
             found[i] = why
     groups = getattr(tree, "param_groups", ())

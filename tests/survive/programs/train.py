@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import samestep as ss
-from samestep import _settings
+from samestep import _settings, trees
 
 N_ITEMS, N_FEATURES, EPOCHS = 200, 6, 2
 UID = os.environ.get("SAMESTEP_UID", "")
@@ -193,6 +193,124 @@ def jax(planned=(), shards=8):
             state.params = optax.apply_updates(state.params, updates)
             deaths.at(state.step + 1, "updated")
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
+
+
+class Momentum:
+    """An optimizer of NumPy arrays, with a state of two arrays for each parameter and a count."""
+
+    def init(self, params):
+        zeros = [np.zeros_like(p) for p in params]
+        return {"m": zeros, "v": [z.copy() for z in zeros], "count": 0}
+
+    def update(self, grads, state, params=None):
+        m = [0.9 * m + g for m, g in zip(state["m"], grads, strict=True)]
+        v = [0.5 * v + g * g for v, g in zip(state["v"], grads, strict=True)]
+        updates = [-0.05 * m / (np.sqrt(v) + 1.0) for m, v in zip(m, v, strict=True)]
+        return updates, {"m": m, "v": v, "count": state["count"] + 1}
+
+
+def divided(planned=(), library="numpy", save=None, stop_at=None, folder=None):
+    """Ranks divide the optimizer's state; with `folder` rank 0 waits for a rank that is started again."""
+    deaths, (x, y) = Deaths(planned), data()
+    backend = ss.initialize(timeout=20.0)
+    n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    sampler, total = sampler_and_total(backend, 8)
+    params, inner = (
+        [np.zeros((40, N_FEATURES)), np.zeros(3)],
+        Momentum(),
+    )  # divided at other places by each number
+    if library == "jax":
+        import jax.numpy as jnp
+        import optax
+
+        params, inner = [*map(jnp.asarray, params)], optax.adam(0.05)
+    opt = ss.ShardedOptimizer(backend, inner, op=None, copies=2)
+    made = opt.init(params)
+    deaths.at(0, "made")
+    if folder and UID[-1] != "0":
+        (Path(folder) / "back").touch()
+    undo = library == "numpy"
+    state = ss.TrainState(backend, params=params, opt_state=made, sampler=sampler, undo=undo, save=save)
+    state.on_change(lambda _: deaths.at(state.step + 1, "change"))
+    renew = state._copies.renew
+
+    def renewed(parts):
+        renew(parts)
+        deaths.at(state.step + 1, "copied")
+        if (once := f"{state.step + 1}:interrupted") in deaths.mine:
+            deaths.mine.remove(once)
+            raise ss.PeerLostError("as if this rank had not come that far")
+
+    state._copies.renew = renewed
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            if folder and backend.rank == 0 and state.step == 7:
+                await_that((Path(folder) / "back").exists)
+            time.sleep(0.3 if folder and state.step > 7 and backend.size < n_ranks else 0.0)
+            if stop_at == state.step + 1 and backend.rank == backend.size - 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            for shard in step:
+                weights, bias = map(np.asarray, state.params)
+                error = x[shard.items] @ weights.sum(0) + bias.sum() - y[shard.items]
+                n = max(1, len(shard))
+                grads = [
+                    np.outer(np.arange(40.0), x[shard.items].T @ error / n) / 40,
+                    np.arange(3) * error.sum() / n,
+                ]
+                total.add(grads, shard=shard.index, weight=len(shard))
+            mean = total.mean()
+            deaths.at(state.step + 1, "mean")
+            updates, state.opt_state = opt.update(mean, state.opt_state, state.params)
+            state.params = [p + u for p, u in zip(state.params, updates, strict=True)]
+            deaths.at(state.step + 1, "updated")
+    whole = state.state_dict()["parts"]["opt_state"]
+    report(state, *map(np.asarray, state.params), *map(np.asarray, trees.flatten(whole).leaves))
+
+
+def shrunk(*gone):
+    """A state that was divided among other ranks, in a loop of the program's own."""
+    import torch
+
+    backend = ss.initialize(timeout=20.0)
+    opt, params = ss.ShardedOptimizer(backend, Momentum()), [np.zeros(3)]  # all in the part of rank 0
+    made = opt.init(params)
+    weight = torch.zeros(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    sgd = ss.ShardedOptimizer(backend, torch.optim.SGD([weight], lr=0.1))
+    if UID in gone:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while backend.size > 3 - len(gone):
+        try:
+            backend.barrier()
+        except ss.PeerLostError:
+            backend.shrink()
+    for call in (lambda: opt.update([np.ones(3)], made, params), sgd.step):
+        try:
+            call()
+        except ss.InvalidArgumentError as error:
+            print("refused:", error, flush=True)
+    updates, made = opt.update([np.ones(3)], opt.init(params), params)
+    print("updates", *updates, flush=True)
+
+
+def refused():
+    import torch
+
+    backend, params = ss.initialize(), [np.zeros(300)]
+    made = {n: ss.ShardedOptimizer(backend, Momentum(), copies=n).init(params) for n in (1, 2)}
+    sgd = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
+    for call in (
+        lambda: ss.ShardedOptimizer(backend, Momentum(), copies=3),
+        lambda: ss.ShardedOptimizer(backend, sgd, copies=2),
+        lambda: ss.TrainState(backend, state=made[2]),
+        lambda: ss.TrainState(backend, state=made[1]),
+        lambda: ss.TrainState(backend, state=(params, made[2]), undo=True),
+    ):
+        try:
+            call()
+        except ss.InvalidArgumentError as error:
+            print(error, flush=True)
 
 
 def compiled(planned=(), verb="allreduce", folder=None, how=()):
