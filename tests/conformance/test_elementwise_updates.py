@@ -90,3 +90,56 @@ def test_what_works_row_by_row_is_refused_wherever_its_rows_end(group, make, sha
     for params in ({"w": np.ones(shape)}, {"v": np.ones(7), "w": np.ones(shape)}):
         with pytest.raises(ss.InvalidArgumentError, match=r"Pair .*elementwise=True"):
             ss.ShardedOptimizer(group, make()).init(params)
+
+
+def finite_only():
+    """As optax.apply_if_finite: no step at all if one element is not finite."""
+
+    def update(grads, state, params=None):
+        is_finite = all(np.isfinite(g).all() for g in grads.values())
+        return each(lambda g: -0.1 * g if is_finite else np.zeros_like(g), grads), state
+
+    return Pair(lambda params: (), update)
+
+
+def estimating():
+    """As Prodigy: a norm over all gradients, which rules the updates only later."""
+
+    def update(grads, state, params=None):
+        norm = state["norm"] + math.fsum(float(abs(g).sum()) for g in grads.values())
+        return each(lambda g: -0.1 * g * (10 if state["count"] > 9 and norm > 1 else 1), grads), {
+            "count": state["count"] + 1,
+            "norm": norm,
+        }
+
+    return Pair(lambda params: {"count": 0, "norm": 0.0}, update)
+
+
+@pytest.mark.parametrize("make", [finite_only, estimating])
+@pytest.mark.parametrize(
+    "params", [{"w": np.ones((30, 20))}, {"a": np.array(1.0), "b": np.ones(1), "v": np.ones(3)}]
+)
+def test_what_holds_for_all_elements_together_is_refused(group, make, params):
+    with pytest.raises(ss.InvalidArgumentError, match="Pair does not update element by element"):
+        ss.ShardedOptimizer(group, make()).init(params)
+
+
+def test_elements_that_are_not_finite_are_no_matter_of_others(group):
+    def update(grads, state, params=None):
+        found = {name: bool(np.isnan(g).any()) for name, g in grads.items()}
+        return each(lambda g: np.where(np.isnan(g), 0.0, -0.1 * g), grads), found
+
+    without_nan = Pair(lambda params: each(lambda _: False, params), update)
+    ss.ShardedOptimizer(group, without_nan).init({"w": np.ones((3, 2)), "v": np.ones(1)})
+
+
+def test_a_state_that_joins_parameters_cannot_be_gathered(group):
+    def update(grads, state, params=None):
+        return each(lambda g: -0.1 * g, grads), state
+
+    joined = Pair(lambda params: np.concatenate([p.reshape(-1) for p in params.values()]), update)
+    opt, params = ss.ShardedOptimizer(group, joined), {"w": np.ones((3, 2)), "v": np.ones(7)}
+    state = opt.init(params)
+    if group.size > 1:
+        with pytest.raises(ss.InvalidArgumentError, match="the shape of no parameter"):
+            ss.optimizer.gather_state(opt, state, params)

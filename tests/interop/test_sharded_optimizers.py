@@ -356,6 +356,31 @@ def test_torch_optimizers_over_several_elements_are_refused(group, name):
         ss.ShardedOptimizer(group, getattr(torch.optim, name)(parameters))
 
 
+class Estimating(torch.optim.SGD):
+    """As the Prodigy of `prodigyopt`: the group holds a norm over all gradients, which rules the updates only later."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            norm = sum(float(p.grad.abs().sum()) for p in group["params"])
+            group["norm"] = group.get("norm", 0.0) + norm
+            group["lr"] = 0.1 if norm < 1e6 else 0.01
+
+
+class FiniteOnly(torch.optim.SGD):
+    """Steps only where all gradients are finite."""
+
+    def step(self, closure=None):
+        if all(p.grad.isfinite().all() for group in self.param_groups for p in group["params"]):
+            super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Estimating, FiniteOnly])
+def test_torch_optimizers_with_a_state_of_all_elements_are_refused(group, kind):
+    with pytest.raises(ss.InvalidArgumentError, match="does not update element by element"):
+        ss.ShardedOptimizer(group, kind(network().parameters(), lr=0.1))
+
+
 def test_torch_closures_and_copies(group):
     net = network()
     opt = ss.ShardedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))

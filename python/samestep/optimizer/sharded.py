@@ -370,10 +370,11 @@ class ShardedTransformation:
         for name, leaf in zip(flat.names, flat.leaves, strict=True):
             shape = arrays.info(leaf).shape if arrays.is_array(leaf) else ()
             owner = next((n - _UNLIKE for n in shape if n >= _UNLIKE), None)
-            if owner is not None and shape != part_shape(plan.specs[owner].shape, _UNLIKE + owner):
+            of = plan.specs[owner : owner + 1] if owner is not None else []
+            if owner is not None and [shape] != [part_shape(spec.shape, _UNLIKE + owner) for spec in of]:
                 raise InvalidArgumentError(
-                    f"{_ACT}: {signature.leaf_text(name)} of the state has shape {shape} for parameters of "
-                    f"{part_shape(plan.specs[owner].shape, _UNLIKE + owner)}; only states of their shape can be joined"
+                    f"{_ACT}: {signature.leaf_text(name)} of the state has the shape of no parameter, as if it held "
+                    "several; only states of the shapes of parameters can be joined"
                 )
             owners.append(owner)
         return owners
@@ -460,7 +461,7 @@ def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> An
 def _require_elementwise(inner: Any, plan: _Plan) -> None:
     split = plan.split()
 
-    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
+    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> probe.Steps:
         position = {i: k for k, i in enumerate(split)}
 
         def tree(values: list[Flat]) -> Any:
@@ -470,12 +471,10 @@ def _require_elementwise(inner: Any, plan: _Plan) -> None:
 
         start = tree(params)
         state = inner.init(start)
-        results = []
         for grads in steps:
             updates, state = inner.update(tree(grads), state, start)
             leaves = trees.flatten(updates).leaves
-            results.append([probe.as_elements(leaves[i]) for i in split])
-        return results
+            yield [probe.as_elements(leaves[i]) for i in split], probe.state_of(state)
 
     specs = [plan.specs[i] for i in split]
     probe.require_elementwise(type(inner).__name__, [plan.names[i] for i in split], specs, trial)

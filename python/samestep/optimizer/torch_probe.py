@@ -19,7 +19,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     named = {name: p for name, p in named_parameters(optimizer).items() if p.requires_grad}
     specs = [LeafSpec("", "torch", str(p.dtype)[6:], tuple(p.shape)) for p in named.values()]
 
-    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
+    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> probe.Steps:
         def tensors(values: list[Flat]) -> list[torch.Tensor]:
             return [
                 torch.from_numpy(value.copy()).to(p.dtype).to(p.device).reshape(shape)
@@ -28,19 +28,17 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
         small = list(map(torch.nn.Parameter, tensors(params)))
         other = _on(optimizer, dict(zip(named.values(), small, strict=True)))
-        results = []
         for grads in steps:
             before = [p.detach().clone() for p in small]
             for parameter, grad in zip(small, tensors(grads), strict=True):
                 parameter.grad = grad
             other.step()
-            results.append(
-                [
-                    (p.detach().double() - old.double()).reshape(-1).cpu().numpy()
-                    for p, old in zip(small, before, strict=True)
-                ]
-            )
-        return results
+            changes = [
+                (p.detach().double() - old.double()).reshape(-1).cpu().numpy()
+                for p, old in zip(small, before, strict=True)
+            ]
+            settings = [{k: v for k, v in group.items() if k != "params"} for group in other.param_groups]
+            yield changes, probe.state_of(settings)
 
     probe.require_elementwise(type(optimizer).__name__, list(named), specs, trial)
 
