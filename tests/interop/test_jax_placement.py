@@ -95,3 +95,34 @@ def test_results_have_one_type_on_all_ranks(group, name):
     if name not in ("gather", "reduce"):  # which have a result at root only
         types = group.allgather_object([(str(y.dtype), y.weak_type) for y in results])
         assert types == types[:1] * group.size
+
+
+KEEPING = {
+    "allreduce": lambda group, x: group.allreduce(x, "max"),
+    "iallreduce": lambda group, x: group.iallreduce(x, "min").wait(),
+    "bcast": lambda group, x: group.bcast(x, group.size - 1),
+    "allgather": lambda group, x: group.allgather(x),
+    "allgatherv": lambda group, x: group.allgatherv(x),
+    "tree": lambda group, x: group.allreduce_tree([x, x[:1]], "max"),
+    "large tree": lambda group, x: group.allreduce_tree(
+        [wide(lambda: jnp.broadcast_to(x[0], LARGE)), x], "max"
+    ),
+    "synchronize": lambda group, x: ss.synchronize(group, {"a": x}, root=group.size - 1),
+    "accumulator": lambda group, x: accumulated(group, [x]),
+}
+
+
+def wide(make):
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with enable_x64(True):
+        return make()
+
+
+@pytest.mark.parametrize("weak", [False, True], ids=["", "of weak type"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_was_made_with_64_bits_keeps_them(group, name, weak):
+    number = 1 + 2.0**-40
+    x = wide(lambda: jnp.full(3, number, *([] if weak else ["float64"])))
+    for y in jax.tree.leaves(KEEPING[name](group, x)):
+        assert y.dtype == "float64"
+        assert (np.asarray(y) == number).all()

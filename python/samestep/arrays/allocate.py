@@ -15,7 +15,7 @@ import numpy as np
 from samestep import _core
 from samestep._core import ArrayInfo
 from samestep._util.dtypes import numpy_dtype
-from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
+from samestep.arrays.describe import device_of, info, is_jax, keeping_dtype, library_of, order_of
 from samestep.arrays.libraries import from_host
 from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
@@ -133,7 +133,10 @@ def to_library(library: str, received: Any, place: Any = None) -> Any:
         replicated = jax.sharding.PartitionSpec()
         place = jax.sharding.NamedSharding(place.mesh, replicated, memory_kind=place.memory_kind)
     array = received.array if library == "jax gpu" else received
-    return array if library == "jax gpu" and place is None else jax.device_put(array, place)
+    if library == "jax gpu" and place is None:
+        return array
+    with keeping_dtype(array):
+        return jax.device_put(array, place)
 
 
 def targets(xs: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:

@@ -6,6 +6,7 @@ import array as _array
 import math
 import operator
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,20 @@ def is_jax(x: Any) -> bool:
 
 def as_received(x: Any) -> Any:
     """What other ranks receive of an array: JAX's without the weak type that a Python number gives it."""
-    return x.astype(x.dtype) if is_jax(x) and x.weak_type else x
+    if not is_jax(x) or not x.weak_type:
+        return x
+    with keeping_dtype(x):
+        return x.astype(x.dtype)
+
+
+def keeping_dtype(x: Any) -> AbstractContextManager[Any]:
+    """Where JAX makes arrays like `x`, an array of its own or of NumPy: it cuts to 32 bits outside of `enable_x64`."""
+    jax = sys.modules["jax"]
+    if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype:
+        return nullcontext()
+    enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    made: AbstractContextManager[Any] = enable_x64(True)
+    return made
 
 
 def library_of(x: Any) -> str:
