@@ -100,6 +100,12 @@ def test_many_calls_in_many_programs(group):
     assert x == (group.size - 1) / 2
 
 
+def test_a_program_that_is_compiled_ahead_runs_again_and_again(group):
+    program = jax.jit(group.allreduce).lower(jnp.ones(3)).compile()
+    for n in range(1, 4):
+        np.testing.assert_array_equal(program(jnp.full(3, float(n))), np.full(3, float(n * group.size)))
+
+
 LINEAR = [verb for verb in VERBS if verb not in ("ss.allreduce", "synchronize")]
 
 
@@ -126,6 +132,28 @@ def test_the_gradient_is_that_of_the_sum_over_all_ranks(group, verb, compiled):
             total = group.allreduce(float(change.sum()))
             if rank == group.rank:
                 np.testing.assert_allclose(found[index], total, rtol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this JAX has no jax.shard_map")
+@pytest.mark.parametrize("verb", ["allreduce", "allgather", "reduce_scatter", "bcast", "allreduce_tree"])
+def test_the_gradient_inside_shard_map_over_one_device(group, verb):
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), "d")
+    split = jax.sharding.PartitionSpec("d")
+    inside = jax.shard_map(lambda x: VERBS[verb](group, x), mesh=mesh, in_specs=split, out_specs=split)
+    x = jnp.asarray(rows(group))
+    found, expected = (
+        jax.jit(jax.grad(lambda y, f=f: f(y).sum()))(x) for f in (inside, lambda y: VERBS[verb](group, y))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_rank_that_traces_alone_is_told_what_the_others_wait_for(group):
+    if group.size == 1:
+        return
+    new = group.split(0)
+    call = jax.jit(new.allreduce) if group.rank == 0 else new.allreduce
+    with pytest.raises(ss.MismatchError, match="rank 0: tracing of the first function of JAX that has coll"):
+        call(jnp.ones(3))
 
 
 def test_jvp_and_the_gradient_of_some_leaves(group):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from samestep import _core
 from samestep._util.deadline import seconds
 from samestep.errors import InvalidArgumentError
 from samestep.group.compiled_collective import Collective
@@ -37,7 +38,8 @@ def group_of(backend: Group) -> Group:
     """
     group: Group | None = backend._cache.get("compiled programs")
     if group is None:
-        group = backend._split(0, backend.rank, backend.timeout, backend.name)
+        with _core.UserCall("tracing of the first function of JAX that has collectives"):
+            group = backend._split(0, backend.rank, backend.timeout, backend.name)
         assert group is not None
         backend._cache["compiled programs"] = group
     return group

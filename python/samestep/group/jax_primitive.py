@@ -41,7 +41,11 @@ class _Order(effects.Effect):  # type: ignore[misc]
         return "samestep"
 
 
-_ORDER = _Order()
+class _Called(effects.Effect):  # type: ignore[misc]
+    """That a program is not repeated by JAX's fast path for `lower(...).compile()`, which hands over no tokens."""
+
+
+_ORDER, _CALLED = _Order(), _Called()
 _making = threading.RLock()  # making one primitive may make another
 _aval = getattr(jax, "typeof", None) or jax.core.get_aval  # the second until JAX 0.6
 
@@ -68,6 +72,8 @@ def _primitive() -> Any:
     for where in (*_ALLOWED_IN, "shardable_ordered"):  # the last one is newer than JAX 0.4
         if hasattr(effects, f"{where}_effects"):
             getattr(effects, f"{where}_effects").add_type(_Order)
+            if "ordered" not in where:
+                getattr(effects, f"{where}_effects").add_type(_Called)
     made = core.Primitive(_TARGET)
     made.multiple_results = True
     made.def_impl(functools.partial(dispatch.apply_primitive, made))
@@ -83,13 +89,14 @@ def _primitive() -> Any:
     return made
 
 
-def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], set[_Order]]:
+def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], set[effects.Effect]]:
     def shape(given: tuple[int, ...]) -> tuple[int, ...]:
         if collective.verb == "allgather":
             return (collective.group.size, *given)
         return given[1:] if collective.verb == "reduce_scatter" else given
 
-    return [core.ShapedArray(shape(aval.shape), aval.dtype) for aval in avals], {_ORDER}
+    # As inputs, results vary over the axes of a shard_map: a gradient must have the type of the result.
+    return [aval.update(shape=shape(aval.shape), weak_type=False) for aval in avals], {_ORDER, _CALLED}
 
 
 # ---- how it is compiled
