@@ -9,15 +9,16 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from samestep.launch import mpirun
+from samestep import _settings
+from samestep.launch import mpirun, network, plan
 from samestep.testing import protocol
-from samestep.testing.processes import Processes
 from samestep.testing.scheduling import Start
 
 START_S = 120.0  # every rank must have collected its files by then; importing frameworks is slow on few cores
@@ -25,6 +26,8 @@ QUIT_S = 30.0  # a normal end
 TERM_S = 3.0  # between SIGTERM and SIGKILL
 DUMP_S = 2.0  # for a rank to write where it is
 POLL_S = 0.05
+# MPICH's launcher signals the other ranks and ends when one dies; a shell between them hides the death.
+SURVIVE = 'trap "" USR1; "$@"; true'
 
 
 class LaunchError(Exception):
@@ -58,18 +61,55 @@ class Launch:
         self.folder = folder
         self.connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
+        self._port = network.reserve_port() if start.size > 1 and not start.mpi else None
+        self._processes: list[subprocess.Popen[bytes]] = []
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "s"))
             listener.listen(self.size)
             try:
-                self._processes = Processes(start, folder, tolerant=tolerant)
+                commands = self._commands(tolerant=tolerant)
             except mpirun.LaunchError as error:
                 raise LaunchError(f"{self.size} ranks cannot be started: {error}") from None
             try:
+                self._spawn(commands)
                 self._meet(listener, options)
             except BaseException:
                 self.kill()
                 raise
+
+    def _commands(self, *, tolerant: bool) -> list[tuple[list[str], dict[str, str]]]:
+        """Command line and environment of one interpreter, of an `mpirun` of several, or of several without MPI."""
+        socket_and_folder = [str(self.folder / "s"), str(self.folder)]
+        worker = [sys.executable, "-m", "samestep.testing.worker", *socket_and_folder]
+        env = {"OMP_NUM_THREADS": "1", **os.environ}
+        if self.start.mpi:
+            hydra = mpirun.find()[1] == "hydra"
+            survive = ["sh", "-c", SURVIVE, "sh"] if hydra and tolerant else []
+            command, extra = mpirun.command(self.size, [*survive, *worker])
+            if tolerant:
+                command.insert(1, "-disable-auto-cleanup" if hydra else "--continuous")
+            return [(command, env | extra)]
+        if self._port is None:
+            return [(worker, env)]
+        port = self._port.getsockname()[1]
+        variables_of_ranks = plan.of_new_job(
+            [""] * self.size, launcher="samestep run", master_addr="127.0.0.1", master_port=port
+        )
+        return [
+            (
+                [*worker, str(rank)],
+                env | variables | {_settings.ERROR_FILE: str(self.folder / f"error_{rank}.json")},
+            )
+            for rank, variables in enumerate(variables_of_ranks)
+        ]
+
+    def _spawn(self, commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
+        with (self.folder / "launcher.log").open("ab") as log:
+            for argv, env in commands:
+                process = subprocess.Popen(
+                    argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+                self._processes.append(process)
 
     def _meet(self, listener: socket.socket, options: dict[str, Any]) -> None:
         deadline = time.monotonic() + START_S
@@ -102,7 +142,8 @@ class Launch:
 
     def _until(self, deadline: float, ready: Callable[[], Any], act: str) -> None:
         while not ready():
-            gone = self._processes.first_code()
+            codes = [code for process in self._processes if (code := process.poll()) is not None]
+            gone = next(filter(None, codes), codes[0] if codes else None)  # a failure if there is one
             if gone is not None or time.monotonic() > deadline:
                 who = "the launcher" if self.start.mpi else "a rank"
                 why = (
@@ -142,7 +183,7 @@ class Launch:
         if not self.start.mpi:
             return ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._processes.wait(TERM_S)
+            self._wait(TERM_S)
         return self._tail("launcher")
 
     def _tail(self, name: str, lines: int = 40) -> str:
@@ -163,23 +204,34 @@ class Launch:
             with contextlib.suppress(OSError):
                 connection.send(None)
         try:
-            code = self._processes.wait(QUIT_S)
+            code = self._wait(QUIT_S)
         except subprocess.TimeoutExpired:
             places = "".join(f"\nrank {rank}: {text}" for rank, text in self.dump(self.connections).items())
             self.kill()
             return f"the ranks did not end within {QUIT_S:g} s{places}"
-        self._processes.close()
         self._close()
         return f"the ranks ended with exit code {code}{self.printed()}" if code else ""
 
     def kill(self) -> None:
         """End the ranks now, by SIGTERM and then by SIGKILL."""
-        self._processes.terminate(TERM_S)
+        for process in self._processes:
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(TERM_S)
         for rank, connection in self.connections.items():
             if _open(connection):  # so the process still exists, and its id has not been reused
                 self._signal(self._pids[rank], signal.SIGKILL)
-        self._processes.kill()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
         self._close()
+
+    def _wait(self, timeout: float) -> int:
+        """The first exit code that is a failure, or 0. Raises subprocess.TimeoutExpired while a process runs."""
+        deadline = time.monotonic() + timeout
+        codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
+        return next(filter(None, codes), 0)
 
     def forget(self, rank: int) -> None:
         """The rank has closed its socket: it has ended or is about to."""
@@ -195,6 +247,8 @@ class Launch:
             connection.close()
         self.connections.clear()
         self._pids.clear()
+        if self._port is not None:
+            self._port.close()
 
 
 def _open(connection: Connection) -> bool:

@@ -18,16 +18,6 @@ TIMEOUT_INI = "samestep_ranks_timeout"
 BACKENDS_INI = "samestep_backends"
 
 
-def add(parser: pytest.Parser) -> None:
-    """Register the ini options."""
-    expected_help = "size:count ...; the run fails if fewer tests than count ran on size ranks"
-    parser.addini(EXPECTED_INI, expected_help, "args", [])
-    parser.addini(
-        TIMEOUT_INI, "seconds a test with the mark `ranks` may take; the mark can say else", default="60"
-    )
-    parser.addini(BACKENDS_INI, "backends that the fixture `group` stands for", "args", ["self", "native"])
-
-
 def default_timeout(config: pytest.Config) -> float:
     """Seconds a test may take whose mark says nothing."""
     text = config.getini(TIMEOUT_INI)

@@ -19,7 +19,12 @@ _TOGETHER = "samestep-together"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ini options."""
-    options.add(parser)
+    expected_help = "size:count ...; the run fails if fewer tests than count ran on size ranks"
+    parser.addini(options.EXPECTED_INI, expected_help, "args", [])
+    timeout_help = "seconds a test with the mark `ranks` may take; the mark can say else"
+    parser.addini(options.TIMEOUT_INI, timeout_help, default="60")
+    backends_help = "backends that the fixture `group` stands for"
+    parser.addini(options.BACKENDS_INI, backends_help, "args", ["self", "native"])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,14 +66,40 @@ def _refuse_several_parents() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one item of a marked test for each world."""
-    scheduling.parametrise(metafunc)
+    """Make one item of a marked test for each world it is for."""
+    mark = markers.of(metafunc.definition)
+    if mark is None:
+        return
+    names = options.backend_names(metafunc.config)
+    jobs = mark.jobs(names, with_group="group" in metafunc.fixturenames)
+    if not jobs:
+        node, given = metafunc.definition.nodeid, ", ".join(mark.backends or names) or "nothing"
+        pytest.fail(
+            f"{node}: ranks: no backend for {mark.sizes}: samestep_backends or the mark names {given}",
+            pytrace=False,
+        )
+    metafunc.fixturenames.append(scheduling.WORLD)
+    metafunc.parametrize(scheduling.WORLD, jobs, indirect=True, ids=str)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring together what can share a launch."""
-    scheduling.sort(items)
+    """Group the items that share a launch. Items with a launch of their own follow those with the same start.
+
+    Unmarked items come first. Files, and the items of a file on one backend, keep the order they had.
+    """
+    first_seen: dict[object, int] = {}
+    for item in items:
+        first_seen.setdefault(item.path, len(first_seen))
+
+    def key(item: pytest.Item) -> tuple[object, ...]:
+        mark = markers.of(item)
+        if mark is None:
+            return (scheduling.Start(0, mpi=False), False, first_seen[item.path], "")
+        start, world = scheduling.start_of(item), scheduling.world_of(item)
+        return (start, mark.alone, first_seen[item.path], world.backend or "")
+
+    items.sort(key=key)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
