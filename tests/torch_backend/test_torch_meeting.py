@@ -3,6 +3,7 @@
 import collections
 import datetime
 import threading
+from types import SimpleNamespace
 
 import pytest
 import samestep as ss
@@ -145,6 +146,9 @@ def test_a_rank_alone_opens_no_socket(monkeypatch):
         raise ss.UnavailableError("no sockets here")
 
     monkeypatch.setattr(local_links, "_new_socket", refuse)
-    group = bootstrap.open_group(dist.HashStore(), 0, 1, PATIENCE_S, name="alone", global_ranks=[])
+    patience = datetime.timedelta(seconds=PATIENCE_S)
+    who = {"group_rank": 0, "group_size": 1, "global_ranks_in_group": []}
+    options = SimpleNamespace(store=dist.HashStore(), timeout=patience, **who)
+    group = bootstrap.open_group(options, "alone", None)
     assert group.size == 1
     group.close()

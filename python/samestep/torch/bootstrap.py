@@ -27,26 +27,15 @@ _prepare_core_once = functools.cache(lifecycle.prepare_core)
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
 
-def open_group(
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: float,
-    *,
-    name: str,
-    global_ranks: list[int],
-    meetings: meeting.Meetings | None = None,
-) -> Backend:
+def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Backend:
     """The group of ranks that meet at a store of torch. Collective over them.
 
     Ranks of one host use shared memory. Between hosts they use MPI if it started them, else TCP.
 
     Args:
-      store: of torch, for this group alone.
-      rank, size: of this rank in the group.
-      timeout: seconds to wait for all members, and for each operation of the group.
+      options: of torch: its store for this group alone, the members, and how long to wait for them, and for each
+        operation of the group.
       name: of the group, for messages.
-      global_ranks: the members; empty for all.
       meetings: as in `meeting.gather`.
 
     Raises:
@@ -54,6 +43,8 @@ def open_group(
       UnavailableError: ranks cannot reach each other.
       MismatchError: the ranks do not agree on how they were started.
     """
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
+    global_ranks = list(options.global_ranks_in_group)
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
         if size > 1 and children.is_import_for_child():
             raise InvalidArgumentError(children.refusal("init_process_group"))
@@ -67,7 +58,7 @@ def open_group(
             mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, introduction.hex()]
             layout = [*opening.FACTS, bool, str]
             rendezvous, rows = meeting.gather(
-                store,
+                options.store,
                 rank,
                 size,
                 timeout,

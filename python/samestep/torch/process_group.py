@@ -66,15 +66,8 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
         self._n_collectives = 0
         self._meetings = Meetings()  # if this is the world
         try:
-            self._backend = open_group(
-                options.store,
-                options.group_rank,
-                options.group_size,
-                self._timeout,
-                name=name,
-                global_ranks=members,
-                meetings=getattr(dist.group.WORLD, "_meetings", None) if members else self._meetings,
-            )
+            meetings = getattr(dist.group.WORLD, "_meetings", None) if members else self._meetings
+            self._backend = open_group(options, name, meetings)
         except Exception as error:
             raise for_torch(error) from None
         self._comm = internal.communicator(self._backend)
