@@ -12,9 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from samestep._util import launchers, mpi_library
-from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.errors import UnavailableError
 from samestep.world import bootstrap_mpi, environment
-from samestep.world.choice import check_launch
+from samestep.world.choice import check_claims, check_launch
 
 
 def rendezvous_handler(
@@ -117,9 +117,6 @@ def _local_variables(store: Any, rank: int, size: int) -> dict[str, int]:
 def _check_claims(url: str, actual: dict[str, int], by: str) -> None:
     from urllib.parse import parse_qs, urlparse
 
-    for name, values in parse_qs(urlparse(url).query).items():
-        if name in actual and int(values[-1]) != actual[name]:
-            raise InvalidArgumentError(
-                f"init_process_group: {name}={values[-1]} was given but {by} made it {actual[name]}; "
-                f"leave {name} out"
-            )
+    given = parse_qs(urlparse(url).query)
+    claims = [(name, int(given[name][-1]), number) for name, number in actual.items() if name in given]
+    check_claims("init_process_group", by, claims)

@@ -15,6 +15,7 @@ from samestep.rendezvous import descriptors, interfaces, local_links, mesh, pmi
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, opening, transports
+from samestep.world.choice import check_claims
 
 _LAYOUT = [str, Map(str)]
 
@@ -200,15 +201,8 @@ def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: 
                 f"-n {world_size} script.py`; or give init_method, such as tcp://host:port of rank 0, and rank"
             )
         return
-    for what, expected, actual in (
-        ("rank", rank, started_by.rank),
-        ("world_size", world_size, started_by.size),
-    ):
-        if expected is not None and expected != actual:
-            raise InvalidArgumentError(
-                f"initialize: {what}={expected} was given but the launcher ({started_by.name}) made it {actual}; "
-                f"leave {what} out"
-            )
+    claims = [("rank", rank, started_by.rank), ("world_size", world_size, started_by.size)]
+    check_claims("initialize", f"the launcher ({started_by.name})", claims)
 
 
 def _no_place(started_by: launchers.Launcher) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -134,6 +135,15 @@ def check_launch(facts: Facts, size: int, library: str) -> None:
         f"{why}. Cure: start with the mpirun that belongs to this library: samestep run -n {n} --mpi script.py"
         f"{plugin}; or {otherwise}. `samestep doctor` shows launcher and library"
     )
+
+
+def check_claims(call: str, by: str, claims: Iterable[tuple[str, int | None, int]]) -> None:
+    """Raise InvalidArgumentError unless each number (name, given to `call` or None, actual) is that of the launcher."""
+    for what, expected, actual in claims:
+        if expected is not None and expected != actual:
+            raise InvalidArgumentError(
+                f"{call}: {what}={expected} was given but {by} made it {actual}; leave {what} out"
+            )
 
 
 def _require_mpi(facts: Facts, needed_by: str) -> None:

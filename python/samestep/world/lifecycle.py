@@ -28,7 +28,7 @@ from samestep.errors import (
 from samestep.group.group import warn
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report
-from samestep.world.choice import Facts, check_launch, choose
+from samestep.world.choice import Facts, check_claims, check_launch, choose
 from samestep.world.making import CLASSES, gathered, regroup, until_met, world_over
 from samestep.world.member import member
 
@@ -283,20 +283,13 @@ def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.
         )
     loaded = bootstrap_mpi.load()
     check_launch(known, loaded.size, loaded.description)
-    _check_claim("world_size", arguments["world_size"], loaded.size)
+    check_claims("initialize", "the launcher", [("world_size", arguments["world_size"], loaded.size)])
     if loaded.size == 1:
         comm = _core.make_self_communicator("world")
     else:
         comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=timeout)
-    _check_claim("rank", arguments["rank"], comm.rank)
+    check_claims("initialize", "the launcher", [("rank", arguments["rank"], comm.rank)])
     return comm
-
-
-def _check_claim(what: str, expected: int | None, actual: int) -> None:
-    if expected is not None and expected != actual:
-        raise InvalidArgumentError(
-            f"initialize: {what}={expected} was given but the launcher made it {actual}; leave {what} out"
-        )
 
 
 @functools.cache
