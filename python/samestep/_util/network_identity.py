@@ -1,8 +1,14 @@
-"""Which network a process is in."""
+"""Which network a process is in, and its addresses there."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
 
 
 def network_identity() -> str:
@@ -21,3 +27,11 @@ def network_identity() -> str:
     except (FileNotFoundError, PermissionError):
         network = ""
     return f"{boot}/{network}"
+
+
+def ipv4_addresses(interface: str) -> list[str]:
+    """The IPv4 address of a network interface of this host, if it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return [socket.inet_ntoa(answer[20:24])]
+    return []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import random
 import socket
-import struct
 from collections.abc import Iterable
 
-_SIOCGIFADDR = 0x8915
+from samestep._util.network_identity import ipv4_addresses
+
 _PORTS_TO_TRY = 64
 _BATCH_VARIABLES = (
     "SLURM_JOB_ID",
@@ -90,10 +88,4 @@ def loopback_is_up() -> bool:
 
 def addresses() -> list[str]:
     """The IPv4 addresses of this host's interfaces."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return found
+    return [address for _, name in socket.if_nameindex() for address in ipv4_addresses(name)]

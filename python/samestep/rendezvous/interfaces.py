@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import socket
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 from samestep import _settings
+from samestep._util.network_identity import ipv4_addresses
 from samestep.errors import InvalidArgumentError, UnavailableError
 
 _OF_GLOO = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: nothing is sent there, only the route is asked
 
 
@@ -77,10 +75,7 @@ def own_address(master: str, env: Mapping[str, str], *, several_hosts: bool) -> 
 
 def addresses(interface: str) -> list[str]:
     """IPv4 and IPv6 addresses of an interface, without those that are good for one cable only."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        found.append(socket.inet_ntoa(answer[20:24]))
+    found = ipv4_addresses(interface)
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
