@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any, TextIO
 
 from samestep._util import cpus, launchers
-from samestep.launch import network, plan
+from samestep.launch import network, plan, processes
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import Lines
 from samestep.multiprocessing.failures import (
@@ -188,12 +188,12 @@ class Ranks:
         for rank in self._ranks:
             rank.link.close()
             if now:
-                _signal(rank.process, signal.SIGTERM)
+                processes.send_signal([-rank.process.pid], signal.SIGTERM)
         deadline = time.monotonic() + (_TERM_S if now else _QUIT_S)
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(max(0.0, deadline - time.monotonic()))
-            _signal(rank.process, signal.SIGKILL)  # and the processes it started
+            processes.send_signal([-rank.process.pid], signal.SIGKILL)  # and the processes it started
             rank.process.wait()
             for fd in (1, 2):
                 rank.pipe(fd).close()
@@ -203,12 +203,6 @@ class Ranks:
 
 def _is_consequence(ending: ProcessExit) -> bool:
     return ending.is_consequence or ending.error_name == "StepError"
-
-
-def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Signals the process group of a rank."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signum)
 
 
 def _print(number: int, fd: int, data: bytes) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import _settings
-from samestep.launch import mpirun, network, plan
+from samestep.launch import mpirun, network, plan, processes
 from samestep.testing import protocol
 from samestep.testing.scheduling import Start
 
@@ -160,8 +160,7 @@ class Launch:
     def dump(self, ranks: Iterable[int]) -> dict[int, str]:
         """The Python tracebacks of all threads of each of `ranks`."""
         before = {rank: self._log(rank) for rank in ranks}
-        for rank in before:
-            self._signal(self._pids[rank], signal.SIGUSR1)
+        processes.send_signal([self._pids[rank] for rank in before], signal.SIGUSR1)
         deadline = time.monotonic() + DUMP_S
         last: dict[int, str] = {}
         while time.monotonic() < deadline:  # until all have written, and no rank writes any more
@@ -218,9 +217,9 @@ class Launch:
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._wait(TERM_S)
-        for rank, connection in self.connections.items():
-            if _open(connection):  # so the process still exists, and its id has not been reused
-                self._signal(self._pids[rank], signal.SIGKILL)
+        # Those that are open still exist, and their ids have not been reused.
+        alive = [self._pids[rank] for rank, connection in self.connections.items() if _open(connection)]
+        processes.send_signal(alive, signal.SIGKILL)
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -237,10 +236,6 @@ class Launch:
         """The rank has closed its socket: it has ended or is about to."""
         self.connections.pop(rank).close()
         self._pids.pop(rank)
-
-    def _signal(self, pid: int, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
     def _close(self) -> None:
         for connection in self.connections.values():
