@@ -94,13 +94,6 @@ others after it will be, too, without a line each
             )
 
 
-def warn(text: str) -> None:
-    """What a port without a terminal says of strangers."""
-    import logging  # costs as much to import as half the package
-
-    logging.getLogger("samestep").warning("%s", text)
-
-
 def _descriptors() -> int:
     """How many this process may have; strangers must not take those that it needs itself."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

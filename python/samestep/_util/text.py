@@ -1,4 +1,4 @@
-"""Ranks and values as they are written in messages."""
+"""Ranks and values as they are written in messages, and warnings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any
 
 LINE_HEAD = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[\d+ / \d+\] "
 """What a line of `println` begins with, as a pattern. `samestep run` puts no prefix of its own before it."""
+
+
+def warn(text: str) -> None:
+    """Logs a warning of samestep."""
+    import logging  # costs as much to import as half the package
+
+    logging.getLogger("samestep").warning(text)
 
 
 def ranks_text(numbers: Sequence[int]) -> str:

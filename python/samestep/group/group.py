@@ -16,6 +16,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
+from samestep._util.text import warn as warn  # noqa: PLC0414 - `train_state` takes it from here
 from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
 from samestep.group import compiled, hosts, other_names
@@ -437,10 +438,3 @@ class Group(MessageMethods, VariableLengthMethods):
 
 
 other_names.refuse(Group, Work)
-
-
-def warn(text: str) -> None:
-    """Log a warning of samestep."""
-    import logging  # costs as much to import as half the package
-
-    logging.getLogger("samestep").warning(text)

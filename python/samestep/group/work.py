@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from samestep import _core
 from samestep._util.deadline import Deadline, seconds
+from samestep._util.text import warn
 from samestep.errors import Error, NotInitializedError, UnavailableError
 from samestep.group.unawaited import GIVEN_BACK, LOOK_S, go_on, running_loop
 
@@ -282,6 +283,4 @@ def _warn_dropped(error: Exception) -> None:
     # A forked process drops its parent's operation.
     if isinstance(error, NotInitializedError) or sys.is_finalizing():
         return
-    import logging
-
-    logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)
+    warn(f"an operation dropped without wait() failed: {error}")

@@ -17,8 +17,8 @@ import time
 from typing import NamedTuple
 
 from samestep._util import frames, handshake
-from samestep._util.strangers import Strangers, warn
-from samestep._util.text import ranks_text
+from samestep._util.strangers import Strangers
+from samestep._util.text import ranks_text, warn
 from samestep.errors import Error, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
 from samestep.rendezvous.rendezvous import Rendezvous

@@ -16,7 +16,8 @@ from typing import Any
 
 from samestep._util import silence, users
 from samestep._util.json_layout import Many, fits, loads
-from samestep._util.strangers import Strangers, warn
+from samestep._util.strangers import Strangers
+from samestep._util.text import warn
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous import same_user
 from samestep.rendezvous.table import WRITES, Table

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from samestep import _core, _settings
 from samestep._util import launchers, silence, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
-from samestep._util.text import error_line
+from samestep._util.text import error_line, warn
 from samestep.arrays import numpy_memory
 from samestep.backend import Backend
 from samestep.errors import (
@@ -25,7 +25,6 @@ from samestep.errors import (
     NotInitializedError,
     UnavailableError,
 )
-from samestep.group.group import warn
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report
 from samestep.world.choice import Facts, check_claims, check_launch, choose
@@ -228,13 +227,9 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
 
 def _tell_what_mpi_adds(known: Facts) -> None:
     if known.launcher_size > 1:
-        import logging  # costs as much to import as half the package
-
-        logging.getLogger("samestep").warning(
-            "samestep: %s started this job, which runs without MPI: %s. pip install 'samestep[mpi]' adds the "
-            "transports of the MPI library between hosts",
-            known.launcher_text,
-            known.mpi_detail,
+        warn(
+            f"samestep: {known.launcher_text} started this job, which runs without MPI: {known.mpi_detail}. pip "
+            "install 'samestep[mpi]' adds the transports of the MPI library between hosts"
         )
 
 

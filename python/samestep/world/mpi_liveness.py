@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from samestep import _core
+from samestep._util.text import warn
 from samestep.errors import Error
 from samestep.group import json_exchange
 from samestep.rendezvous import interfaces
@@ -150,13 +151,6 @@ def _answers(address: str, port: int, deadline: float) -> str:
 
 
 def _tell_unreached(rank: int, other: int, hosts: Sequence[str], endpoint: _Endpoint | None) -> None:
-    import logging  # costs as much to import as half the package
-
     where = f" at {address_text(endpoint.address, endpoint.port)}" if endpoint is not None else ""
-    logging.getLogger("samestep").warning(
-        "rank %d cannot reach rank %d (%s)%s over TCP: ranks that die are found at the deadline",
-        rank,
-        other,
-        hosts[other].partition("/")[0],
-        where,
-    )
+    there = f"rank {other} ({hosts[other].partition('/')[0]}){where}"
+    warn(f"rank {rank} cannot reach {there} over TCP: ranks that die are found at the deadline")

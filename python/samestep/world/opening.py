@@ -10,9 +10,9 @@ from typing import NamedTuple
 from samestep import _core
 from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import warn
 from samestep.backend import Backend
 from samestep.group import hosts, trust
-from samestep.group.group import warn
 from samestep.world import equal_settings, transports
 
 
