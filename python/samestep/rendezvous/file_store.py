@@ -24,6 +24,7 @@ _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _OF_OTHERS = 0o077
+_NO_FILE, _OF_ANOTHER = "it is not a regular file", "it belongs to another user ({})"
 _LONGEST_TURN_S = 2.0  # that a leaving process waits for another one's
 
 
@@ -129,7 +130,7 @@ class FileStore(Store):
             except BaseException as error:
                 os.close(fd)
                 if isinstance(error, OSError) and not isinstance(error, Error):  # no TimeoutError of ours
-                    raise _cannot_hold(self._file_name, error) from error
+                    raise _cannot_hold(self._file_name, _why_not_opened(self._file_name, error)) from error
                 raise
             os.close(fd)
 
@@ -203,45 +204,36 @@ def _open_regular(file_name: str) -> int:
             except FileNotFoundError:  # removed meanwhile
                 continue
             except OSError as error:
-                raise _cannot_hold(path, error) from error
+                raise _cannot_hold(path, _why_not_opened(path, error)) from error
         except OSError as error:
-            raise _cannot_hold(path, error) from error
-        try:
-            _check_owner(fd, path)
-        except BaseException:
+            raise _cannot_hold(path, _why_not_opened(path, error)) from error
+        if why := _why_not(os.fstat(fd)):  # of what is open, not of what has the name by now
             os.close(fd)
-            raise
+            raise _cannot_hold(path, why)
         return fd
 
 
-def _cannot_hold(path: str, error: OSError) -> InvalidArgumentError:
-    why = error.strerror
-    if error.errno == errno.ELOOP:
-        why = "it is a symbolic link, which is not followed"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        with contextlib.suppress(OSError):
-            if not users.is_own(owner := os.lstat(path).st_uid):
-                why = f"it belongs to another user ({users.text(owner)})"
-    elif error.errno in (errno.EISDIR, errno.ENXIO):
-        why = "it is not a regular file"
+def _cannot_hold(path: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"path {path!r} cannot hold a store: {why}; give another path")
 
 
-def _check_owner(fd: int, path: str) -> None:
-    facts = os.fstat(fd)  # of what is open, not of what has the name by now
+def _why_not_opened(path: str, error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link, which is not followed"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        with contextlib.suppress(OSError):
+            if not users.is_own(owner := os.lstat(path).st_uid):
+                return _OF_ANOTHER.format(users.text(owner))
+    return _NO_FILE if error.errno in (errno.EISDIR, errno.ENXIO) else str(error.strerror)
+
+
+def _why_not(facts: os.stat_result) -> str:
     if not stat.S_ISREG(facts.st_mode):
-        raise InvalidArgumentError(
-            f"path {path!r} cannot hold a store: it is not a regular file; give another path"
-        )
+        return _NO_FILE
     if not users.is_own(facts.st_uid):
-        owner = users.text(facts.st_uid)
-        raise InvalidArgumentError(
-            f"path {path!r} cannot hold a store: it belongs to another user ({owner}); give another path"
-        )
-    if facts.st_nlink > 1:  # another user may have made the link, to a file that is no store
-        raise InvalidArgumentError(
-            f"path {path!r} cannot hold a store: the file has another name, too, as a hard link; give another path"
-        )
+        return _OF_ANOTHER.format(users.text(facts.st_uid))
+    # Another user may have made the link, to a file that is no store.
+    return "the file has another name, too, as a hard link" if facts.st_nlink > 1 else ""
 
 
 def _is_at(fd: int, file_name: str) -> bool:
