@@ -20,8 +20,8 @@ from samestep.gpu import discovery, mpi_support
 from samestep.group import json_exchange
 from samestep.launch import mpirun
 from samestep.rendezvous import url
-from samestep.world import environment, limits, transports
-from samestep.world.choice import Facts, choose
+from samestep.world import limits, transports
+from samestep.world.choice import Facts, choose, gather
 
 _LIBRARIES = ("numpy", "mpi4py", "torch", "jax", "optax", "cupy")
 _VARIABLES = ("SAMESTEP_", "MPI4PY_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM_THREADS")
@@ -33,7 +33,7 @@ Row = tuple[str, str, "bool | None"]
 
 def examine() -> dict[str, Any]:
     """Checks everything. Never raises; the `detail` of what is missing names the cure."""
-    known = environment.gather(probe_mpi=False)
+    known = gather(probe_mpi=False)
     library = mpi_library.probe()  # in another process, which a broken library may take down
     known.mpi_loadable, known.mpi_detail = bool(library.path), library.problem or library.detail
     started_by = launchers.launcher()

@@ -8,7 +8,7 @@ from running import program
 from samestep._util import launchers
 from samestep._util.launchers import Launcher
 from samestep.gpu import discovery
-from samestep.world import environment
+from samestep.world import choice
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_NPROCS": "8"}
@@ -262,14 +262,14 @@ def test_versions(load, number, text):
 
 
 def test_gather_alone():
-    known = environment.gather(probe_mpi=False, cuda=False, hip=False)
+    known = choice.gather(probe_mpi=False, cuda=False, hip=False)
     assert known.launcher_size >= 1
     assert (known.devices, known.device_detail, known.mpi_loadable) == (0, "not looked for", False)
 
 
 def test_importing_facts_loads_nothing():
     heavy = ("mpi4py", "torch", "jax", "samestep._util.mpi_library")
-    script = f"import samestep.world.environment, sys; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import samestep.world.choice, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from samestep import reduce_ops
 from samestep.errors import InvalidArgumentError
-from samestep.world import environment
+from samestep.world.choice import gather
 
 BackendName = Literal["gloo", "mpi", "nccl", "native"]
 
@@ -88,7 +88,7 @@ def _why_not(name: str) -> str:
         return "no MPI library can be loaded"
     if name == "nccl":
         with contextlib.suppress(Exception):
-            known = environment.gather(probe_mpi=False)
+            known = gather(probe_mpi=False)
             works = known.devices > 0 and known.nccl_loadable
             return "" if works else f"{known.nccl_detail}; {known.device_detail}"
         return "no device can be asked for"

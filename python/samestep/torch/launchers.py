@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from samestep._util import launchers, mpi_library
 from samestep.errors import UnavailableError
-from samestep.world import bootstrap_mpi, environment
-from samestep.world.choice import check_claims, check_launch
+from samestep.world import bootstrap_mpi
+from samestep.world.choice import check_claims, check_launch, gather
 
 
 def rendezvous_handler(
@@ -57,7 +57,7 @@ def rendezvous_handler(
 
 def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
     loaded = bootstrap_mpi.load()
-    started = environment.gather(probe_mpi=False, cuda=False, hip=False)
+    started = gather(probe_mpi=False, cuda=False, hip=False)
     check_launch(started, loaded.size, loaded.description)
     from mpi4py import MPI
 

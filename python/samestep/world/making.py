@@ -11,8 +11,8 @@ from samestep.errors import PeerLostError, TimeoutError, UnavailableError
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
 from samestep.rendezvous.rendezvous import Rendezvous
-from samestep.world import environment, equal_settings, opening
-from samestep.world.choice import Facts, choose
+from samestep.world import equal_settings, opening
+from samestep.world.choice import Facts, choose, gather
 from samestep.world.device_assignment import assign_device
 from samestep.world.member import Member, member
 
@@ -28,7 +28,7 @@ _MOST_OF_NEWCOMERS = 2  # then they end, and the others go on without them
 def gathered(arguments: dict[str, Any], *, probe_mpi: bool = False) -> Facts:
     """The facts about this process, without the devices that `arguments`, those of `initialize`, leave alone."""
     wanted = {kind: arguments[f"{name}_devices"] != "missing" for kind, name in _KINDS}
-    return environment.gather(probe_mpi=probe_mpi, **wanted)
+    return gather(probe_mpi=probe_mpi, **wanted)
 
 
 def world_over(  # noqa: PLR0917 - as they were found, one after the other

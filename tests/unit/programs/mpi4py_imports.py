@@ -5,9 +5,9 @@ import sys
 
 
 def probe():
-    from samestep.world import environment
+    from samestep.world import choice
 
-    known = environment.gather(probe_mpi=True)
+    known = choice.gather(probe_mpi=True)
     import mpi4py
 
     mpi4py.rc.initialize = False
