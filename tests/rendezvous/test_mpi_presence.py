@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from samestep.errors import TimeoutError
-from samestep.world import bootstrap_mpi, mpi_liveness, mpi_presence
+from samestep.world import bootstrap_mpi, mpi_liveness
 
 ENDPOINT = mpi_liveness._Endpoint("10.0.0.7", 41021, 41022)
 
@@ -82,7 +82,7 @@ class Names:
 
 
 def missing(mpi, come=(), rank=0):
-    call = mpi_presence.PresenceRecord(mpi, rank=rank, size=4)
+    call = bootstrap_mpi.PresenceRecord(mpi, rank=rank, size=4)
     if mpi.names is not None:
         mpi.names.update(call._name(other) for other in come)
     with call:
@@ -106,7 +106,7 @@ def test_who_has_not_come_is_named_in_the_error(monkeypatch, absent):
         library = None
 
         def presence_record(self):
-            call = mpi_presence.PresenceRecord(None, rank=0, size=3)
+            call = bootstrap_mpi.PresenceRecord(None, rank=0, size=3)
             call._missing = absent
             return call
 

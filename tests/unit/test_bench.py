@@ -108,7 +108,7 @@ def test_crossings_are_the_runs_of_sizes_at_which_one_is_faster(faster, where):
 
 def test_times_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    from samestep.bench.plot import draw
+    from samestep.bench.ranks import draw
 
     draw(
         {8: {"samestep": 1e-6, "shared": 1e-6}, 64: {"samestep": 2e-6, "shared": 1e-6}},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.world.choice import Facts, check_launch, choose
-from samestep.world.device_assignment import assign_device
+from samestep.world.making import assign_device
 
 MPI = {"mpi_loadable": True, "mpi_detail": "Open MPI 5 at /lib/libmpi.so.40"}
 NCCL = {"nccl_loadable": True, "nccl_detail": "NCCL 2.28"}
