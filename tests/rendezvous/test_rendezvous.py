@@ -171,7 +171,7 @@ def test_who_gives_nothing_is_named():
     mets = on_ranks(3, lambda rank: join(store, rank, 3, timeout=60))
     assert mets[0].size == 3
     for met in mets:
-        met._timeout = 0.1
+        met.seconds = 0.1
     for rank, missing in ((0, "ranks 1-2"), (2, "rank 1")):  # one after another, so that nobody else is late
         with pytest.raises(ss.TimeoutError, match=f"nothing came from {missing} of 3 within 0.1 s"):
             mets[rank].allgather_bytes(b"")

@@ -53,6 +53,7 @@ class Elastic:
         self._loop, self._ranks, self._start, self._kill, self._say = loop, ranks, start, kill, say
         self._min_ranks, self._restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
         self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
+        self.port = self._store.port
         self._keys = PrefixStore(PLACE, self._store)
         self._lives: dict[int, int] = {}
         # Ranks whose process has ended, or that have joined, and that have not been started since.
@@ -69,11 +70,6 @@ class Elastic:
         """Whether more ranks are started."""
         self.failed = False
         """There are too few members to go on, or what rank 0 was to write is missing."""
-
-    @property
-    def port(self) -> int:
-        """Of the store."""
-        return self._store.port
 
     @property
     def over(self) -> bool:

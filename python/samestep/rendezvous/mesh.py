@@ -76,7 +76,7 @@ def connect_all(
         secret = table[0][2].encode() + handshake.job_secret()
         places = [(host, port) for host, port, *_ in table]
         where = [f"{name} ({address_text(*place)})" for name, place in zip(host_names, places, strict=True)]
-        links = _connect(rendezvous, listener, secret, where, places=places, timeout=timeout)
+        links = _MeshBuilder(rendezvous, listener, secret, where, timeout).build(places)
     alone: tuple[socket.socket | None, tuple[bytes, bytes]] = (None, (b"", b""))
     found = [links.get(rank, alone) for rank in range(rendezvous.size)]
     return [Link(link, place, keys) for (link, keys), place in zip(found, where, strict=True)]
@@ -89,41 +89,6 @@ def _listen(address: str, rank: int) -> tuple[socket.socket | None, str]:
         return socket.create_server((address, 0), family=family, backlog=_BACKLOG), ""
     except OSError as error:
         return None, f"rank {rank} cannot listen at {address}: {descriptors.reason(error)}"
-
-
-def _connect(
-    rendezvous: Rendezvous,
-    listener: socket.socket,
-    secret: bytes,
-    where: list[str],
-    *,
-    places: list[tuple[str, int]],
-    timeout: float,
-) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
-    with contextlib.ExitStack() as at_failure:
-        try:
-            builder = _MeshBuilder(rendezvous, listener, secret, where, timeout)
-            at_failure.callback(builder.close_links)
-            at_failure.callback(builder.close)
-            for rank in range(rendezvous.rank):
-                builder.connect(rank, places[rank])
-            links = builder.wait()
-        except UnavailableError as error:
-            raise _report_failure(rendezvous, str(error)) from error
-        except Error:
-            raise
-        except OSError as error:
-            text = f"rank {rendezvous.rank} cannot connect to the others: {descriptors.reason(error)}"
-            raise _report_failure(rendezvous, text) from error
-        at_failure.pop_all()
-        builder.close()
-        return links
-
-
-def _report_failure(rendezvous: Rendezvous, text: str) -> UnavailableError:
-    """The first cause on all ranks: before any connection is closed, for that is the next rank's error."""
-    rendezvous.report_failure(text)
-    return UnavailableError(rendezvous.failure() or text)
 
 
 class _Outgoing:
@@ -157,12 +122,38 @@ class _MeshBuilder:
         self._links: dict[int, tuple[socket.socket, tuple[bytes, bytes]]] = {}
         self._ends: dict[socket.socket, _Outgoing | _Incoming] = {}
         self._strangers = Strangers(f"the port of rank {rendezvous.rank}", warn, rendezvous.size)
-        self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
 
-    def connect(self, rank: int, place: tuple[str, int]) -> None:
+    def build(self, places: list[tuple[str, int]]) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
+        """Connect with the ranks at these places; returns the connections by rank, with their keys."""
+        with contextlib.ExitStack() as always, contextlib.ExitStack() as at_failure:
+            always.callback(self._close_ends)
+            at_failure.callback(self._close_links)
+            try:
+                self._selector = always.enter_context(selectors.DefaultSelector())
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                for rank in range(self._rendezvous.rank):
+                    self._connect(rank, places[rank])
+                self._wait()
+            except UnavailableError as error:
+                raise self._reported(str(error)) from error
+            except Error:
+                raise
+            except OSError as error:
+                why = (
+                    f"rank {self._rendezvous.rank} cannot connect to the others: {descriptors.reason(error)}"
+                )
+                raise self._reported(why) from error
+            at_failure.pop_all()
+        return self._links
+
+    def _reported(self, text: str) -> UnavailableError:
+        """The first cause on all ranks: before any connection is closed, for that is the next rank's error."""
+        self._rendezvous.report_failure(text)
+        return UnavailableError(self._rendezvous.failure() or text)
+
+    def _connect(self, rank: int, place: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         link = socket.socket(family, socket.SOCK_STREAM)
         link.setblocking(False)
@@ -175,8 +166,8 @@ class _MeshBuilder:
         if number not in (0, errno.EINPROGRESS):
             raise self._unreachable(rank, os.strerror(number))
 
-    def wait(self) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
-        """Complete all handshakes and return the connections by rank, with their keys."""
+    def _wait(self) -> None:
+        """Complete all handshakes."""
         n_missing = self._rendezvous.size - 1
         asked_at = time.monotonic()
         while len(self._links) < n_missing:
@@ -195,16 +186,12 @@ class _MeshBuilder:
                     raise UnavailableError(failure)
                 if now > self._deadline:
                     raise self._late()
-        return self._links
 
-    def close(self) -> None:
-        """Closes what has not become a connection between ranks."""
+    def _close_ends(self) -> None:
         for link in self._ends:
             link.close()
-        self._selector.close()
 
-    def close_links(self) -> None:
-        """Closes the connections between ranks too."""
+    def _close_links(self) -> None:
         for link, _ in self._links.values():
             link.close()
 

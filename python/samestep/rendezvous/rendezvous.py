@@ -41,18 +41,21 @@ class Rendezvous:
 
     Attributes:
       rank, size: of this rank.
+      seconds: how long an exchange may take.
+      where: the ranks have met, for messages.
+      master: name or address of rank 0's host; empty if the store is not on a host.
       private: only ranks of this job, or processes of this user, can read the store.
       unanswered: ranks whose hosts have not answered this one when it wanted to connect, if that has failed.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, *, owned: bool) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.seconds = rank, size, timeout
+        self.where, self.master = store.where, str(getattr(store, "host", ""))
         self.private = store.private
         self._store = store
         self._owned = owned
         self.unanswered: list[int] = []
         self._keys = PrefixStore(RESERVED, store)
-        self._timeout = timeout
         self._n_exchanges = 0
         self._closed = False
 
@@ -75,17 +78,17 @@ class Rendezvous:
         if keys.add(f"{number} arrived", 1) == self.size:
             keys.set(complete, b"")
         paths = keys._paths([f"{number} of {rank}" for rank in range(self.size)])
-        if keys._await(keys._paths([complete]), self._timeout):
+        if keys._await(keys._paths([complete]), self.seconds):
             values = keys._apply("values", paths)
             missing = [rank for rank, value in enumerate(values) if value is None]
             raise TimeoutError(
-                f"exchange {number} at {self._store.where}: nothing came from {ranks_text(missing)} of {self.size} "
-                f"within {self._timeout:g} s"
+                f"exchange {number} at {self.where}: nothing came from {ranks_text(missing)} of {self.size} "
+                f"within {self.seconds:g} s"
             )
         values = keys._apply("values", paths)
         if None in values:
             lost = f"what rank {values.index(None)} sent"
-            raise UnavailableError(f"exchange {number}: the store at {self._store.where} has lost {lost}")
+            raise UnavailableError(f"exchange {number}: the store at {self.where} has lost {lost}")
         self._forget(number - 1)
         return [bytes(value, "latin-1") for value in values]
 
@@ -100,21 +103,6 @@ class Rendezvous:
           MismatchError: a rank sent a value of another layout.
         """
         return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self)
-
-    @property
-    def seconds(self) -> float:
-        """How long an exchange may take."""
-        return self._timeout
-
-    @property
-    def where(self) -> str:
-        """Where the ranks have met, for messages."""
-        return self._store.where
-
-    @property
-    def master(self) -> str:
-        """Name or address of rank 0's host; empty if the store is not on a host."""
-        return str(getattr(self._store, "host", ""))
 
     def report_failure(self, text: str) -> None:
         """Publish that this rank has failed; the others see it in `failure`."""

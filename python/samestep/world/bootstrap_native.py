@@ -49,34 +49,22 @@ def open_world(
       UnavailableError: ranks cannot reach each other, the launcher names no address, or no descriptor is left.
     """
     try:
-        return _open_world(method, rank, world_size, timeout, met, alone=alone)
+        interfaces.check_names(os.environ)
+        started_by, env = launchers.launcher(), launchers.own_variables()
+        if method is None:
+            _check_claims(started_by, rank, world_size)
+            if met is not None:
+                return communicator_over(met, met.seconds)
+            if alone or (world_size or started_by.size) == 1:
+                return _core.make_self_communicator("world"), True
+            tells_place = "MASTER_PORT" in env or launchers.slurm_meeting(env) is not None
+            if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
+                return _over(meet_by_launcher(started_by, timeout), timeout)
+        return _over(open_rendezvous(method or "env://", rank, world_size, timeout), timeout)
     except OSError as error:
         if isinstance(error, Error) or not descriptors.are_used_up(error):
             raise
         raise UnavailableError(f"initialize: {descriptors.reason(error)}") from error
-
-
-def _open_world(
-    method: str | None,
-    rank: int | None,
-    world_size: int | None,
-    timeout: float,
-    met: Rendezvous | None,
-    *,
-    alone: bool,
-) -> tuple[_core.Communicator, bool]:
-    interfaces.check_names(os.environ)
-    started_by, env = launchers.launcher(), launchers.own_variables()
-    if method is None:
-        _check_claims(started_by, rank, world_size)
-        if met is not None:
-            return communicator_over(met, met.seconds)
-        if alone or (world_size or started_by.size) == 1:
-            return _core.make_self_communicator("world"), True
-        tells_place = "MASTER_PORT" in env or launchers.slurm_meeting(env) is not None
-        if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
-            return _over(meet_by_launcher(started_by, timeout), timeout)
-    return _over(open_rendezvous(method or "env://", rank, world_size, timeout), timeout)
 
 
 def meet_by_launcher(started_by: launchers.Launcher, timeout: float) -> Rendezvous:
