@@ -175,12 +175,13 @@ class _TestCase:
         except (EOFError, OSError):
             self._has_died(rank)
             return
-        if isinstance(message, protocol.Report):
-            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=message.data)
-            self.by_rank[rank].append(report)
-            if report.failed:
-                self._expect_the_end(rank)
-        elif isinstance(message, protocol.Done):
+        self.by_rank[rank] += [
+            self._config.hook.pytest_report_from_serializable(config=self._config, data=data)
+            for data in message.reports
+        ]
+        if isinstance(message, protocol.Failed):
+            self._expect_the_end(rank)
+        else:
             del self._pending[rank]
             self.place = self.place or message.place
 

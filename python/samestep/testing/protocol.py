@@ -1,7 +1,7 @@
 """The messages between the pytest process and its ranks, pickled over one Unix socket per rank.
 
 The socket is independent of every backend, so it works when a test has broken its group. Sequence:
-Hello, Setup, Ready; then for each test Run, any number of Reports, Done; an empty message ends it.
+Hello, Setup, Ready; then for each test Run, Failed for each phase that fails, Done; an empty message ends it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,19 @@ class Run(NamedTuple):
     timeout: float
 
 
-class Report(NamedTuple):
-    """rank -> parent: one phase of the test has ended; `data` is pytest's serialised report."""
+class Failed(NamedTuple):
+    """rank -> parent, at once: a phase of the test has failed. `reports`: as of Done."""
 
-    data: dict[str, Any]
+    reports: list[dict[str, Any]]
 
 
 class Done(NamedTuple):
-    """rank -> parent: the test has ended. `place`: a description of where its world runs."""
+    """rank -> parent: the test has ended. `place`: a description of where its world runs.
 
+    `reports`: pytest's serialised reports of the phases that have ended since the last message.
+    """
+
+    reports: list[dict[str, Any]]
     place: str
 
 

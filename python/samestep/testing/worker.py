@@ -11,7 +11,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 
@@ -32,6 +32,7 @@ class RankPlugin:
         self._config = config
         self._items: dict[str, pytest.Item] = {}
         self._problems: dict[str, str] = {}
+        self._reports: list[dict[str, Any]] = []  # that the parent has not got yet
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep the text of a file that cannot be collected."""
@@ -63,14 +64,19 @@ class RankPlugin:
         next_item = self._items.get(order.next_id) if order.next_id else None
         item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
         faulthandler.cancel_dump_traceback_later()
-        self._parent.send(protocol.Done(self._config.stash[HOLDER].place))
+        self._parent.send(protocol.Done(self._take_reports(), self._config.stash[HOLDER].place))
+
+    def _take_reports(self) -> list[dict[str, Any]]:
+        taken, self._reports = self._reports, []
+        return taken
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send each phase as it ends; a failure is reported to the peers at once."""
+        """Keep each phase for the end of the test; the parent and the peers learn of a failure at once."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._parent.send(protocol.Report(data))
+        self._reports.append(data)
         if report.failed:
+            self._parent.send(protocol.Failed(self._take_reports()))
             self._config.stash[HOLDER].fail(f"{report.nodeid} failed on this rank")
 
     @pytest.hookimpl(tryfirst=True)
