@@ -109,7 +109,7 @@ def makes_groups_anew():
             if state.step == 2:
                 die("1.0")
             state.w = state.w + float(groups[-1].allreduce(1.0)) / groups[-1].size
-            time.sleep(0.02)
+            time.sleep(0.02 if backend.size == 3 else 0.2)
     result(state.w, backend.size, groups[-1].size)
 
 
