@@ -44,6 +44,13 @@ def test_the_backend_is_forgotten(group, right):
         assert f"call {right} with backend = samestep.get_distributed_backend()" in text
 
 
+@pytest.mark.parametrize("name", ["DistributedSampler", "DistributedDataContainer"])
+def test_data_that_only_one_rank_has(group, name):
+    assert f"{name}: data is None; every rank passes all" in text_of(
+        TypeError, getattr(ss, name), group, None
+    )
+
+
 def test_a_container_in_place_of_an_array(group):
     cure = "allreduce_gradients, allreduce_tree or synchronize, and any object to a verb such as bcast_object"
     verbs = ("allreduce", "reduce", "bcast", "allgather", "gather", "alltoall", "iallreduce")
@@ -135,8 +142,10 @@ def test_a_work_in_place_of_its_result(group):
         ),
         ({"loss": (1.0, 2, 3)}, "'loss' must be a sum and a count"),
         (0.5, "the metrics are a dict, {'loss': (sum, count)}; got float"),
+        ({1: (1.0, 2), "1": (2.0, 2)}, "names are texts; got 1"),
+        ({("a", "b"): (1.0, 2)}, "names are texts; got ('a', 'b')"),
     ],
-    ids=["number", "triple", "no dict"],
+    ids=["number", "triple", "no dict", "number as name", "tuple as name"],
 )
 def test_metrics_without_counts_are_refused_on_all_ranks(group, metrics, named):
     given = metrics if group.rank == 0 else {"loss": (1.0, 2)}

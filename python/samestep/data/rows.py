@@ -16,10 +16,12 @@ _Positions = range | np.ndarray[Any, np.dtype[np.int64]]
 
 
 def require_backend_and_data(call: str, backend: Any, data: Any) -> None:
-    """Raise TypeError if the arguments of a constructor lack the backend, or have it in another place."""
+    """Raise TypeError if the arguments of a constructor lack the backend or the data, or have them in another place."""
     given = (getattr(backend, "rank", None), getattr(backend, "size", None))
-    if data is None or not all(isinstance(number, int) for number in given):
+    if not all(isinstance(number, int) for number in given):
         raise not_a_backend(f"{call}(backend, data)", *(x for x in (backend, data) if x is not None))
+    if data is None:
+        raise TypeError(f"{call}: data is None; every rank passes all of the data, and takes its part")
 
 
 def count(data: Any, call: str) -> int:

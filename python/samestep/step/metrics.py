@@ -70,7 +70,9 @@ def _items(metrics: Any) -> Any:
     return metrics.items()
 
 
-def _pair(name: str, pair: Any) -> list[list[str]]:
+def _pair(name: Any, pair: Any) -> list[list[str]]:
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"metric_mean: names are texts; got {short_repr(name)}")
     try:
         total, count = pair
     except (TypeError, ValueError):
