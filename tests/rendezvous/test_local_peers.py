@@ -131,18 +131,13 @@ def test_strangers_do_not_use_up_the_descriptors():
 def test_a_rank_that_misses_nobody_accepts_nobody():
     """Its process may have no descriptor left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("")  # the kernel finds a name
-        listener.listen()
-        listener.setblocking(False)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-            stranger.connect(listener.getsockname())
-            doorkeeper = local_links._Doorkeeper(listener, b"", 1, [None, None])
-            resource.setrlimit(resource.RLIMIT_NOFILE, (stranger.fileno() + 1, hard))
-            try:
-                doorkeeper.let_all_in(time.monotonic() + PATIENCE_S, PATIENCE_S)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with local_links.Listener() as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(listener.socket.getsockname())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (stranger.fileno() + 1, hard))
+        try:
+            listener.let_all_in(1, [None, None], time.monotonic() + PATIENCE_S, PATIENCE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_deadline_is_looked_at_while_strangers_come():

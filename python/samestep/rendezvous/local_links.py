@@ -50,12 +50,88 @@ class Listener:
                 raise Error("the kernel's name of a socket is too long")
             self.introduction = _INTRODUCTION.pack(name, self.token)
             at_failure.pop_all()
+        self._unidentified: list[socket.socket] = []  # of this user, without a token yet, the oldest first
 
     def __enter__(self) -> Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+    def let_all_in(
+        self, rank: int, links: list[socket.socket | None], deadline: float, timeout: float
+    ) -> None:
+        """Accepts the connections of the ranks above `rank`, into `links`."""
+        try:
+            while True:
+                missing = next((i for i in range(rank + 1, len(links)) if links[i] is None), None)
+                if missing is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {missing} of this host has not connected after {timeout:g} s")
+                poll = select.poll()
+                for link in (self.socket, *self._unidentified):
+                    poll.register(link, select.POLLIN)
+                poll.poll(_POLL_MS)
+                self._accept(
+                    len(links)
+                )  # only while a rank is missing: strangers may have used up the descriptors
+                self._unidentified = [
+                    link for link in self._unidentified if not self._identify(link, rank, links)
+                ]
+        finally:
+            _close([*self._unidentified])
+
+    def _accept(self, n_ranks: int) -> None:
+        no_descriptors = False
+        # Bounded, because a stranger may connect as fast as this rank accepts.
+        for _ in range(_ACCEPTS_PER_CHECK):
+            try:
+                link, _address = self.socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                break
+            except OSError as error:
+                no_descriptors = descriptors.are_used_up(error)
+                if not no_descriptors:
+                    text = f"cannot accept a process of this host: {error.strerror} (errno {error.errno})"
+                    raise UnavailableError(text) from error
+                break
+            # Connections of other users are closed at once, and cannot push out those of ranks.
+            if users.is_own(user_of(link)):
+                link.setblocking(True)
+                self._unidentified.append(link)
+            else:
+                link.close()
+        # Ranks send their token at once, so the oldest are not ranks.
+        room = n_ranks + _MAX_UNIDENTIFIED
+        if no_descriptors:
+            if not self._unidentified:
+                raise Error("cannot accept a process of this host: no descriptor is left; raise `ulimit -n`")
+            room = len(self._unidentified) // 2
+        n_too_many = max(0, len(self._unidentified) - room)
+        _close([*self._unidentified[:n_too_many]])
+        del self._unidentified[:n_too_many]
+
+    def _identify(self, link: socket.socket, mine: int, links: list[socket.socket | None]) -> bool:
+        """Whether the connection is known to be that of a rank, or not; False while it has sent nothing."""
+        import hmac
+
+        try:
+            # Without room for descriptors, which the kernel then closes.
+            packet = link.recv(_HELLO.size + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet = b""
+        # Any process of this user can connect and send anything, so nothing in the packet is trusted before the token
+        # is right.
+        token, rank = _HELLO.unpack(packet) if len(packet) == _HELLO.size else (b"", -1)
+        is_new = mine < rank < len(links) and links[rank] is None
+        if is_new and hmac.compare_digest(token, self.token):  # in constant time
+            links[rank] = link
+        else:
+            link.close()
+        return True
 
 
 def connect_all(
@@ -94,7 +170,7 @@ def connect_all(
             links[peer] = link = _connect(name.rstrip(b"\0"), deadline, timeout)
             with _what_failed("cannot send to a process of this host"):
                 link.send(_HELLO.pack(token_of_peer, rank))
-        _Doorkeeper(own_listener.socket, own_listener.token, rank, links).let_all_in(deadline, timeout)
+        own_listener.let_all_in(rank, links, deadline, timeout)
         at_failure.pop_all()
     return links
 
@@ -159,82 +235,3 @@ def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
         link.close()
         raise
     return link
-
-
-class _Doorkeeper:
-    """Accepts the connections of the ranks above this one."""
-
-    def __init__(
-        self, listener: socket.socket, token: bytes, rank: int, links: list[socket.socket | None]
-    ) -> None:
-        self._listener, self._token, self._rank, self._links = listener, token, rank, links
-        self._unidentified: list[socket.socket] = []  # of this user, without a token yet, the oldest first
-
-    def let_all_in(self, deadline: float, timeout: float) -> None:
-        try:
-            while True:
-                above = range(self._rank + 1, len(self._links))
-                missing = next((rank for rank in above if self._links[rank] is None), None)
-                if missing is None:
-                    return
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"rank {missing} of this host has not connected after {timeout:g} s")
-                poll = select.poll()
-                for link in (self._listener, *self._unidentified):
-                    poll.register(link, select.POLLIN)
-                poll.poll(_POLL_MS)
-                self._accept()  # only while a rank is missing: strangers may have used up the descriptors
-                self._unidentified = [link for link in self._unidentified if not self._identify(link)]
-        finally:
-            _close([*self._unidentified])
-
-    def _accept(self) -> None:
-        no_descriptors = False
-        # Bounded, because a stranger may connect as fast as this rank accepts.
-        for _ in range(_ACCEPTS_PER_CHECK):
-            try:
-                link, _address = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                break
-            except OSError as error:
-                no_descriptors = descriptors.are_used_up(error)
-                if not no_descriptors:
-                    text = f"cannot accept a process of this host: {error.strerror} (errno {error.errno})"
-                    raise UnavailableError(text) from error
-                break
-            # Connections of other users are closed at once, and cannot push out those of ranks.
-            if users.is_own(user_of(link)):
-                link.setblocking(True)
-                self._unidentified.append(link)
-            else:
-                link.close()
-        # Ranks send their token at once, so the oldest are not ranks.
-        room = len(self._links) + _MAX_UNIDENTIFIED
-        if no_descriptors:
-            if not self._unidentified:
-                raise Error("cannot accept a process of this host: no descriptor is left; raise `ulimit -n`")
-            room = len(self._unidentified) // 2
-        n_too_many = max(0, len(self._unidentified) - room)
-        _close([*self._unidentified[:n_too_many]])
-        del self._unidentified[:n_too_many]
-
-    def _identify(self, link: socket.socket) -> bool:
-        """Whether the connection is known to be that of a rank, or not; False while it has sent nothing."""
-        import hmac
-
-        try:
-            # Without room for descriptors, which the kernel then closes.
-            packet = link.recv(_HELLO.size + 1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            packet = b""
-        # Any process of this user can connect and send anything, so nothing in the packet is trusted before the token
-        # is right.
-        token, rank = _HELLO.unpack(packet) if len(packet) == _HELLO.size else (b"", -1)
-        is_new = self._rank < rank < len(self._links) and self._links[rank] is None
-        if is_new and hmac.compare_digest(token, self._token):  # in constant time
-            self._links[rank] = link
-        else:
-            link.close()
-        return True
