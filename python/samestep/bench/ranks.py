@@ -200,14 +200,7 @@ def _arrays(
 
 def _ours(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Burst:
     x, out = _arrays(backend, verb, nbytes, make)
-    table: dict[str, Burst] = {
-        "allreduce": partial(backend.allreduce, x),
-        "bcast": partial(backend.bcast, x, root=0),
-        "allgather": partial(backend.allgather, x, out=out),
-        "reduce_scatter": partial(backend.reduce_scatter, x, out=out),
-        "alltoall": partial(backend.alltoall, x, out=out),
-    }
-    return table[verb]
+    return partial(getattr(backend, verb), x, **({} if out is x else {"out": out}))
 
 
 def _mpi4py(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Burst:

@@ -45,31 +45,16 @@ class Client:
     def __init__(self, fd: int, timeout: float) -> None:
         self._fd, self._rest = fd, b""
         self._n_meetings = 0
-        self._ask("init", timeout, pmi_version="1", pmi_subversion="1")
-        self._kvsname = self._ask("get_my_kvsname", timeout)["kvsname"]
+        self.ask("init", timeout, pmi_version="1", pmi_subversion="1")
+        self._kvsname = self.ask("get_my_kvsname", timeout)["kvsname"]
 
-    def put(self, key: str, value: str, timeout: float) -> None:
-        """Sets a key for all ranks, which see it after a `barrier`."""
-        self._ask("put", timeout, kvsname=self._kvsname, key=key, value=value)
-
-    def get(self, key: str, timeout: float) -> str:
-        """The value of a key that a rank has put before a barrier."""
-        return self._ask("get", timeout, kvsname=self._kvsname, key=key)["value"]
-
-    def barrier(self, timeout: float) -> None:
-        """Waits until all ranks have called it."""
-        self._ask("barrier_in", timeout)
-
-    def finalize(self, timeout: float = 5.0) -> None:
-        """Tells the manager that this process ends in order."""
-        self._ask("finalize", timeout)
-
-    def next_key(self) -> str:
-        """A new key for each rendezvous, the same on all ranks."""
+    def next_key(self) -> dict[str, str]:
+        """What names a new key for each rendezvous, the same on all ranks."""
         self._n_meetings += 1
-        return f"samestep-{self._n_meetings}"
+        return {"kvsname": self._kvsname, "key": f"samestep-{self._n_meetings}"}
 
-    def _ask(self, command: str, timeout: float, **words: str) -> dict[str, str]:
+    def ask(self, command: str, timeout: float, **words: str) -> dict[str, str]:
+        """What the manager answers to a command."""
         line = " ".join([f"cmd={command}", *(f"{key}={value}" for key, value in words.items())])
         try:
             os.write(self._fd, f"{line}\n".encode())
@@ -118,11 +103,13 @@ def open_store(env: Mapping[str, str], timeout: float, address: str) -> tuple[TC
         told = "" if secret else secrets.token_hex(16)
         store = TCPStore(address, 0, is_master=True, timeout=timeout, secret=secret or told.encode())
         # Hexadecimal: values hold neither blanks nor "=".
-        client.put(key, json.dumps([address, store.port, told]).encode().hex(), timeout)
-    client.barrier(timeout)
+        client.ask("put", timeout, **key, value=json.dumps([address, store.port, told]).encode().hex())
+    client.ask("barrier_in", timeout)  # behind it all ranks see the key
     if rank != 0:
         try:
-            host, port, told = loads(bytes.fromhex(client.get(key, timeout)), [str, int, str])
+            host, port, told = loads(
+                bytes.fromhex(client.ask("get", timeout, **key)["value"]), [str, int, str]
+            )
         except ValueError as error:
             raise UnavailableError(
                 f"the process manager has no address of rank 0 ({error}); does it run this version of samestep?"
@@ -142,4 +129,4 @@ def _client(fd: int, timeout: float) -> Client:
 def _finalize(pid: int) -> None:
     if os.getpid() == pid and (client := _clients.pop(pid, None)):
         with contextlib.suppress(UnavailableError, TimeoutError):  # the process ends anyway
-            client.finalize()
+            client.ask("finalize", 5.0)
