@@ -14,6 +14,7 @@ import os
 import selectors
 import socket
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from samestep._util import frames, handshake
@@ -91,21 +92,21 @@ def _listen(address: str, rank: int) -> tuple[socket.socket | None, str]:
         return None, f"rank {rank} cannot listen at {address}: {descriptors.reason(error)}"
 
 
+@dataclass
 class _Outgoing:
     """The end that connects, to `rank`."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.greeting: handshake.Client | None = None  # once it is connected
+    rank: int
+    greeting: handshake.Client | None = None  # once it is connected
 
 
+@dataclass
 class _Incoming:
     """The accepting end; the peer is unknown until it has authenticated."""
 
-    def __init__(self, secret: bytes, where: bytes, address: str) -> None:
-        self.greeting = handshake.Greeting(handshake.LINK, secret, where)
-        self.n_read = 0
-        self.address = address
+    greeting: handshake.Greeting
+    address: str
+    n_read: int = 0
 
 
 class _MeshBuilder:
@@ -268,9 +269,9 @@ class _MeshBuilder:
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(oldest)
         link.setblocking(False)
-        self._ends[link] = _Incoming(
-            self._secret, handshake.place(link.getsockname(), address), address_text(*address[:2])
-        )
+        where = handshake.place(link.getsockname(), address)
+        greeting = handshake.Greeting(handshake.LINK, self._secret, where)
+        self._ends[link] = _Incoming(greeting, address_text(*address[:2]))
         self._selector.register(link, selectors.EVENT_READ)
 
     def _free_descriptor(self, error: OSError) -> None:

@@ -24,25 +24,6 @@ _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _ENTRY_NBYTES = 200  # that Python needs for an entry, beside its text
 
 _PATH = Many(str)
-_ARGUMENTS: dict[str, list[Any]] = {
-    "set": [_PATH, str],
-    "add": [_PATH, int],
-    "compare_set": [_PATH, str, str],
-    "delete": [_PATH],
-    "values": [Many(_PATH)],
-    "missing": [Many(_PATH)],
-    "count": [_PATH],
-}
-RESULTS: dict[str, Any] = {
-    "set": None,
-    "add": int,
-    "compare_set": str,
-    "delete": bool,
-    "values": Many((str, None)),
-    "missing": Many(_PATH),
-    "count": int,
-}
-"""Layout of what each operation returns."""
 
 
 class Table:
@@ -69,10 +50,10 @@ class Table:
           InvalidArgumentError: `add` to a value that is not a number, or beyond 64 bits; the table is full.
           ValueError: not an operation, or not its arguments.
         """
-        layout = _ARGUMENTS.get(operation) if isinstance(operation, str) else None
-        if layout is None or not fits(arguments, layout):
+        known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
+        if known is None or not fits(arguments, known[1]):
             raise ValueError(f"a store has no operation {str(operation)[:40]!r} with such arguments")
-        return _OPERATIONS[operation](self, *arguments)
+        return known[0](self, *arguments)
 
     def _set(self, path: Path, value: str) -> None:
         if not path:
@@ -135,12 +116,16 @@ class Table:
 
 
 _FULL = "the store is full: open to everybody, it keeps little; give all ranks one SAMESTEP_SECRET"
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "set": Table._set,
-    "add": Table._add,
-    "compare_set": Table._compare_set,
-    "delete": Table._delete,
-    "values": Table._read,
-    "missing": Table._missing,
-    "count": Table._count,
+_OPERATIONS: dict[
+    str, tuple[Callable[..., Any], list[Any], Any]
+] = {  # with the layouts of arguments and result
+    "set": (Table._set, [_PATH, str], None),
+    "add": (Table._add, [_PATH, int], int),
+    "compare_set": (Table._compare_set, [_PATH, str, str], str),
+    "delete": (Table._delete, [_PATH], bool),
+    "values": (Table._read, [Many(_PATH)], Many((str, None))),
+    "missing": (Table._missing, [Many(_PATH)], Many(_PATH)),
+    "count": (Table._count, [_PATH], int),
 }
+RESULTS = {operation: result for operation, (_, _, result) in _OPERATIONS.items()}
+"""Layout of what each operation returns."""

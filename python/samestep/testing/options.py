@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,12 +27,6 @@ def default_timeout(config: pytest.Config) -> float:
     if not seconds > 0:
         raise pytest.UsageError(f"{TIMEOUT_INI} must be a positive number of seconds, got {text!r}")
     return seconds
-
-
-def backend_names(config: pytest.Config) -> Sequence[str]:
-    """Names of the backends that `group` stands for."""
-    names: list[str] = config.getini(BACKENDS_INI)
-    return names
 
 
 def expected(config: pytest.Config) -> dict[int, int]:

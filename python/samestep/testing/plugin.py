@@ -70,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = markers.of(metafunc.definition)
     if mark is None:
         return
-    names = options.backend_names(metafunc.config)
+    names = metafunc.config.getini(options.BACKENDS_INI)
     jobs = mark.jobs(names, with_group="group" in metafunc.fixturenames)
     if not jobs:
         node, given = metafunc.definition.nodeid, ", ".join(mark.backends or names) or "nothing"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from samestep.testing import markers
-from samestep.testing.options import backend_names
+from samestep.testing.options import BACKENDS_INI
 
 WORLD = "_samestep_world"
 
@@ -32,5 +32,5 @@ def start_of(item: pytest.Item) -> Start:
     option, names an MPI backend.
     """
     world, mark = world_of(item), markers.of(item)
-    names = [world.backend] if world.backend else (mark and mark.backends) or backend_names(item.config)
+    names = [world.backend] if world.backend else (mark and mark.backends) or item.config.getini(BACKENDS_INI)
     return Start(world.size, world.size > 1 and any(name not in markers.WITHOUT_MPI for name in names))
