@@ -50,7 +50,7 @@ def test_values_and_defaults():
     assert (two.n_ranks, two.n_nodes, two.node_rank, two.first_rank) == (4, 3, 2, 8)
     assert (two.master_addr, two.master_port) == ("h", 29500)
     assert parse(["--nnodes", "2", "--master-port", "7", "t.py"]).master_port == 7
-    assert parse(["--logdir", "d", "t.py"]).log_files()[0, 2] == "node_0_local_rank_0_stderr"
+    assert parse(["--logdir", "d", "t.py"]).log_file(0, 2) == "node_0_local_rank_0_stderr"
 
 
 @pytest.mark.parametrize(

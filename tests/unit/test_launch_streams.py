@@ -23,7 +23,7 @@ from samestep.launch import output as output_module
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
 from samestep.launch.loop import Loop
-from samestep.launch.output import Output, open_logs
+from samestep.launch.output import Logs, Output
 from samestep.launch.ranks import Ranks
 
 pieces = st.lists(st.text(alphabet="ab\n\r", max_size=5).map(str.encode), max_size=30)
@@ -183,7 +183,7 @@ def test_a_line_that_names_its_rank_gets_no_second_prefix(screen):
 
 
 def test_a_progress_bar_in_a_log_leaves_its_last_state_or_nothing(screen, tmp_path):
-    logs = open_logs(str(tmp_path), Options(1, "train.py").log_files())
+    logs = Logs(Options(1, "train.py", logs=str(tmp_path)))
     output = screen(logs=logs)
     output.lines(0, 2, b"\r 10%\r 20%\r100%\r\n\nwindows\r\n\r 10%\r     \r\n\r 50%\r     \rerror\n")
     shown = [b"100%", b"", b"windows", b"error"]
@@ -226,17 +226,17 @@ def test_raw_has_none_and_bytes_stay_as_they_are(screen):
 
 def test_logs_of_a_node_are_named_by_the_ranks_of_the_whole_job(tmp_path):
     """So that nodes that share a folder do not write over each other's files."""
-    names = []
     for node in range(2):
-        options = Options(2, "train.py", n_nodes=2, node_rank=node)
-        files = options.log_files()
-        assert sorted(files) == [(rank, fd) for rank in (2 * node, 2 * node + 1) for fd in (1, 2)]
-        names += files.values()
-    assert sorted(names) == sorted(f"rank_{rank}.{end}" for rank in range(4) for end in ("out", "err"))
+        logs = Logs(Options(2, "train.py", n_nodes=2, node_rank=node, logs=str(tmp_path)))
+        assert sorted(logs) == [(rank, fd) for rank in (2 * node, 2 * node + 1) for fd in (1, 2)]
+        for file in logs.values():
+            os.close(file)
+    names = [f"rank_{rank}.{end}" for rank in range(4) for end in ("out", "err")]
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
 def test_raw_logs_hold_what_was_written(screen, tmp_path):
-    logs = open_logs(str(tmp_path / "new" / "dir"), Options(2, "train.py").log_files())
+    logs = Logs(Options(2, "train.py", logs=str(tmp_path / "new" / "dir")))
     output = screen(logs=logs, raw=True)
     output.lines(1, 2, b"e\rE\n")
     output.lines(0, 1, b"o\n")

@@ -104,13 +104,8 @@ class Options:
         own = [self.rank_argument.format(local_rank=local_rank)] if self.rank_argument else []
         return [*start, self.program, *own, *self.arguments]
 
-    def log_files(self) -> dict[tuple[int, int], str]:
-        """Name of the file in `logs` for each (rank of the whole job, 1 or 2) that this run starts."""
-        ranks = range(self.first_rank, self.first_rank + self.n_ranks)
-        return {(rank, fd): self.log_file(rank, fd) for rank in ranks for fd in (1, 2)}
-
     def log_file(self, rank: int, fd: int) -> str:
-        """The same for any rank, such as one that joins."""
+        """Name of the file in `logs` for a rank of the whole job, such as one that joins, and 1 or 2."""
         local_rank = rank - self.first_rank
         return self.log_names[fd - 1].format(rank=rank, node=self.node_rank, local_rank=local_rank)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
-import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 
 from samestep._util.text import LINE_HEAD, numbers_text
 from samestep.launch import terminal
+from samestep.launch.arguments import Options
 from samestep.launch.loop import Loop
 
 _AT_ONCE = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
@@ -35,7 +36,7 @@ class Output:
     Args:
       loop: watches stdout and stderr while something waits to be written.
       raw: leave out the rank in front of each line, and all bytes as they are.
-      logs: files of `open_logs`, or nothing.
+      logs: the files of `--logs`, or nothing.
       shown: which of the ranks' descriptors 1 and 2 are shown at all.
       on_lost: called once with the error when stdout can no longer be written.
     """
@@ -119,18 +120,11 @@ class Output:
         """Waits until all is written, at most `seconds`; what remains is dropped."""
         self.release()
         self._hide_unfinished(forget=True)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with selectors.PollSelector() as selector:
-            while self._waiting:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                fd = self._waiting[0][0]
-                selector.register(fd, selectors.EVENT_WRITE)
-                ready = selector.select(left)
-                selector.unregister(fd)
-                if ready:
-                    self._write(fd)
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while self._waiting and (left := deadline - time.monotonic()) > 0:
+            fd = self._waiting[0][0]
+            if _is_ready(fd, left):
+                self._write(fd)
         self._waiting.clear()
 
     def watch(self) -> None:
@@ -205,44 +199,31 @@ def _with_prefix(prefix: bytes, lines: bytes) -> bytes:
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
-def _is_ready(fd: int) -> bool:
-    """Whether `fd` can be written to, or is broken, now."""
+def _is_ready(fd: int, seconds: float = 0.0) -> bool:
+    """Whether `fd` can be written to, or is broken, within so many seconds."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))
+    return bool(poll.poll(None if math.isinf(seconds) else math.ceil(1e3 * seconds)))
 
 
-class _Logs(dict[tuple[int, int], int]):
-    """Files by rank and descriptor, open; those that are not there yet are opened when they are asked for."""
+class Logs(dict[tuple[int, int], int]):
+    """The files of `options.logs` by rank of the whole job and descriptor (1 or 2), open and empty.
 
-    def __init__(self, open_one: Callable[[tuple[int, int]], int]) -> None:
-        self._open = open_one
+    That of a rank that joins is made when it is asked for. In a run that is repeated files keep their contents.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        os.makedirs(options.logs or "", exist_ok=True)
+        for rank in range(options.first_rank, options.first_rank + options.n_ranks):
+            for fd in (1, 2):
+                self.__missing__((rank, fd))
 
     def __missing__(self, key: tuple[int, int]) -> int:
-        self[key] = self._open(key)
+        file = os.path.join(self._options.logs or "", self._options.log_file(*key))
+        anew = os.O_APPEND if self._options.n_restarts else os.O_TRUNC
+        self[key] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | anew, 0o666)
         return self[key]
-
-
-def open_logs(
-    directory: str,
-    names: Mapping[tuple[int, int], str],
-    *,
-    append: bool = False,
-    later: Callable[[int, int], str] | None = None,
-) -> dict[tuple[int, int], int]:
-    """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2).
-
-    With `append` the files keep their contents. `later` names those of other keys, made when they are used.
-    """
-    os.makedirs(directory, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_TRUNC)
-
-    def open_one(name: str) -> int:
-        return os.open(os.path.join(directory, name), flags, 0o666)
-
-    logs = _Logs(lambda key: open_one(later(*key))) if later else {}
-    logs |= {key: open_one(name) for key, name in names.items()}
-    return logs
 
 
 def _last_states(data: bytes) -> bytes:

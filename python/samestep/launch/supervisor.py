@@ -28,7 +28,7 @@ from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
 from samestep.launch.mpirun import LaunchError
-from samestep.launch.output import Output, open_logs
+from samestep.launch.output import Logs, Output
 from samestep.launch.programs import programs
 from samestep.launch.ranks import Rank, Ranks
 
@@ -87,10 +87,7 @@ class Supervisor:
         self._elastic: Elastic | None = None  # where the job goes on after a loss
         self._running_at_end: list[int] = []
 
-        logs = {}
-        if options.logs:
-            names, again = options.log_files(), options.n_restarts > 0
-            logs = open_logs(options.logs, names, append=again, later=options.log_file)
+        logs = Logs(options) if options.logs else {}
         self._output = Output(
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
