@@ -52,19 +52,14 @@ def require_blocks(
     return equal
 
 
-def require_alike(verb: str, what: str, listed: Sequence[torch.Tensor], like: torch.Tensor) -> None:
-    """Raise InvalidArgumentError unless all have the dtype, device and layout of `like`."""
+def require_alike(
+    verb: str, what: str, listed: Sequence[torch.Tensor], like: torch.Tensor, *, in_shape: bool = False
+) -> None:
+    """Raise InvalidArgumentError unless all have the dtype, device and layout of `like`, or also its shape."""
     expected = (like.dtype, like.device, like.layout)
     for i, tensor in enumerate(listed):
-        if (tensor.dtype, tensor.device, tensor.layout) != expected:
-            raise _differs(verb, what, i, tensor, like)
-
-
-def require_equal_shapes(verb: str, what: str, listed: Sequence[torch.Tensor], like: torch.Tensor) -> None:
-    """`require_alike`, in their shapes, too."""
-    require_alike(verb, what, listed, like)
-    for i, tensor in enumerate(listed):
-        if tensor.shape != like.shape:
+        known = (tensor.dtype, tensor.device, tensor.layout)
+        if known != expected or (in_shape and tensor.shape != like.shape):
             raise _differs(verb, what, i, tensor, like)
 
 

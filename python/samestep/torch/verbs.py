@@ -164,8 +164,7 @@ class Verbs:
     @_verb_on_lists
     def _all_reduce(self, tensors_: _Tensors, opts: Any, of_equal_shapes: bool = True) -> Work:
         if len(tensors_) > 1:
-            check = lists.require_equal_shapes if of_equal_shapes else lists.require_alike
-            check("all_reduce", "input", tensors_, tensors_[0])
+            lists.require_alike("all_reduce", "input", tensors_, tensors_[0], in_shape=of_equal_shapes)
         if tensors_[0].layout is not torch.strided:
             parts, finish = sparse.all_reduce(self._comm, tensors_, _op(opts), self._seconds(opts))
             return self._started(parts, tensors_, opts, finish)
@@ -242,7 +241,7 @@ class Verbs:
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
         root = _root(opts)
         if len(tensors_) > 1:
-            lists.require_equal_shapes("broadcast", "input", tensors_, tensors_[0])
+            lists.require_alike("broadcast", "input", tensors_, tensors_[0], in_shape=True)
         runs, copy_back = tensors.written_unless(self._comm.rank == root, tensors_)
         parts = [self._comm.bcast(tensors.memory(run), root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
