@@ -51,7 +51,10 @@ def examine() -> dict[str, Any]:
         "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
         "mpirun": _mpirun(),
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
-        "runtimes": {kind: _runtime(kind) for kind in ("cuda", "hip")},
+        "runtimes": {
+            kind: {"path": (runtime := discovery.runtime_library(kind)).path, "detail": runtime.detail}
+            for kind in ("cuda", "hip")
+        },
         "network": _network(),
         "gpu_aware": {
             found.kind: mpi_support.describe(found.kind) if found.count else "no device" for found in devices
@@ -234,12 +237,6 @@ def _mpirun() -> dict[str, str]:
     except mpirun.LaunchError as error:
         return {"path": "", "family": "", "detail": str(error)}
     return {"path": path, "family": family, "detail": path}
-
-
-def _runtime(kind: str) -> dict[str, str]:
-    """The library that device arrays are reached with."""
-    library = discovery.runtime_library(kind)
-    return {"path": library.path, "detail": library.detail}
 
 
 def _network() -> dict[str, str]:

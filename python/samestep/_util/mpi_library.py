@@ -69,7 +69,8 @@ def load() -> MpiLibrary:
     except ModuleNotFoundError:
         return MpiLibrary(problem="mpi4py is not installed", cure="Cure: pip install 'samestep[mpi]'.")
     except Exception as error:  # mpi4py's finder: no library in any of the places
-        return MpiLibrary(problem=f"mpi4py finds no MPI library ({_last_line(error)})", cure=_cure())
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        return MpiLibrary(problem=f"mpi4py finds no MPI library ({why})", cure=_cure())
     if spec is None or not spec.origin:
         why = "this mpi4py does not support the MPI library it finds"
         return MpiLibrary(problem=why, cure="Cure: pip install -U mpi4py.")
@@ -111,10 +112,6 @@ def probe() -> MpiLibrary:
 def _cure() -> str:
     chosen = os.environ.get("MPI4PY_LIBMPI")
     return f"Cure: unset MPI4PY_LIBMPI, which names {chosen}." if chosen else _CURE
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def main() -> None:

@@ -28,12 +28,10 @@ def text(uid: int) -> str:
 
 
 def _is_of_many(uid: int) -> bool:
-    return uid == int(_read("/proc/sys/kernel/overflowuid", "65534")) and not _maps_all()
-
-
-def _maps_all() -> bool:
-    lines = _read("/proc/self/uid_map", f"0 0 {_N_USERS}").splitlines()
-    return sum(int(line.split()[2]) for line in lines) >= _N_USERS
+    if uid != int(_read("/proc/sys/kernel/overflowuid", "65534")):
+        return False
+    mapped = _read("/proc/self/uid_map", f"0 0 {_N_USERS}").splitlines()
+    return sum(int(line.split()[2]) for line in mapped) < _N_USERS
 
 
 def _read(path: str, otherwise: str) -> str:

@@ -134,7 +134,10 @@ class Supervisor:
             end = _End(why, _AFTER_SIGNAL[signal.SIGTERM].signals, 124)
             self._loop.after(self._options.timeout_s, lambda: self._begin_end(end))
         while self._job.running or any(not rank.all_gone for rank in self._ranks):
-            self._choose_what_to_watch()
+            self._output.watch()
+            self._ranks.pause(self._output.n_waiting > _MAX_WAITING and self._end is None)
+            if self._started and not self._rank_0_reads_itself:
+                self._ranks.input.watch()
             self._loop.turn()
             self._advance()
         if self._elastic is not None:
@@ -375,9 +378,3 @@ class Supervisor:
 
     def _have_reported(self, program: Program) -> bool:
         return bool(program.ranks) and all(rank in self._ranks.by_number for rank in program.ranks)
-
-    def _choose_what_to_watch(self) -> None:
-        self._output.watch()
-        self._ranks.pause(self._output.n_waiting > _MAX_WAITING and self._end is None)
-        if self._started and not self._rank_0_reads_itself:
-            self._ranks.input.watch()

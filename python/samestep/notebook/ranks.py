@@ -164,7 +164,8 @@ class Ranks:
     def _failure(self, answers: dict[int, tuple[str, Any]]) -> ProcessException:
         """The error of the rank that failed first; not of one that failed because of another."""
         endings = {i: self._ending(i, *answer) for i, answer in answers.items() if answer[0] != "result"}
-        number = min(endings, key=lambda i: (_is_consequence(endings[i]), endings[i].since))
+        of_others = {i for i, one in endings.items() if one.is_consequence or one.error_name == "StepError"}
+        number = min(endings, key=lambda i: (i in of_others, endings[i].since))
         first = endings[number]
         waiting = [str(rank.number) for rank in self._ranks if rank.number not in answers]
         others = f"\nStill busy, and ended: rank {', '.join(waiting)}" if waiting else ""
@@ -199,10 +200,6 @@ class Ranks:
                 rank.pipe(fd).close()
         self._ranks = []
         self._port.close()
-
-
-def _is_consequence(ending: ProcessExit) -> bool:
-    return ending.is_consequence or ending.error_name == "StepError"
 
 
 def _print(number: int, fd: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 from samestep._util import users
 from samestep.errors import Error, InvalidArgumentError, NotInitializedError, UnavailableError
@@ -94,15 +94,12 @@ class FileStore(Store):
         try:
             _write(self._fd, line, self._end)
         except OSError as error:
-            self._forget(error)
+            # What the file could not take has not happened: the table is read anew, and a part of a line is removed.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end)
+            self._table, self._end = Table(), 0
+            raise _cannot_write(self._file_name, error) from error
         self._end += len(line)
-
-    def _forget(self, error: OSError) -> NoReturn:
-        """What the file could not take has not happened: the table is read anew, and a part of a line is removed."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._end)
-        self._table, self._end = Table(), 0
-        raise _cannot_write(self._file_name, error) from error
 
     def _await(self, paths: Sequence[Path], seconds: float) -> list[Path]:
         deadline = time.monotonic() + seconds

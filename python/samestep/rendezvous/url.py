@@ -81,9 +81,12 @@ def parse(
             raise InvalidArgumentError(
                 f"{missing} is missing for {url}, and no launcher says it; give it, or start with `samestep run`"
             )
-    _check_range(found["rank"], found["world_size"], url)
-    host, port, path = _endpoint(parts, url, env, found["rank"], found["world_size"])
-    return Method(host, port, path, found["rank"], found["world_size"])
+    rank, world_size = found["rank"], found["world_size"]
+    if world_size < 1:
+        raise InvalidArgumentError(f"world_size must be at least 1, got {world_size} ({url})")
+    if rank >= world_size:
+        raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size} ({url})")
+    return Method(*_endpoint(parts, url, env, rank, world_size), rank, world_size)
 
 
 def with_query(url: str, rank: int | None, world_size: int | None) -> str:
@@ -119,13 +122,6 @@ def _number(name: str, given: object, url: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise InvalidArgumentError(f"{name} must be a whole number of at least 0, got {given!r} ({url})")
     return int(text)
-
-
-def _check_range(rank: int, world_size: int, url: str) -> None:
-    if world_size < 1:
-        raise InvalidArgumentError(f"world_size must be at least 1, got {world_size} ({url})")
-    if rank >= world_size:
-        raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size} ({url})")
 
 
 def _endpoint(

@@ -47,7 +47,12 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
     """
     mine: Any
     try:
-        mine = {name: _pair(name, pair) for name, pair in _items(metrics)}
+        if not isinstance(metrics, Mapping):
+            kind = type(metrics).__name__
+            raise InvalidArgumentError(
+                f"metric_mean: the metrics are a dict, {{'loss': (sum, count)}}; got {kind}"
+            )
+        mine = {name: _pair(name, pair) for name, pair in metrics.items()}
     except InvalidArgumentError as error:  # raised on all ranks, which would wait for this one
         mine = str(error)
     with _core.UserCall("metric_mean"):
@@ -60,14 +65,6 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
         pairs = [[scalars.decode(words) for words in entry[name]] for entry in everyone if name in entry]
         means[name] = _quotient(name, [total for total, _ in pairs], [count for _, count in pairs])
     return means
-
-
-def _items(metrics: Any) -> Any:
-    if not isinstance(metrics, Mapping):
-        raise InvalidArgumentError(
-            f"metric_mean: the metrics are a dict, {{'loss': (sum, count)}}; got {type(metrics).__name__}"
-        )
-    return metrics.items()
 
 
 def _pair(name: Any, pair: Any) -> list[list[str]]:

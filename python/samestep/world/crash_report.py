@@ -71,18 +71,11 @@ def record_of(error: BaseException) -> dict[str, Any]:
         "text": error_text(error),
         "pid": os.getpid(),
     }
-    below = _samestep_error_below(error)
-    return (
-        record
-        if below is None
-        else {**record, "because": {"class": _class_of(below), "text": error_text(below)}}
-    )
-
-
-def _samestep_error_below(error: BaseException) -> BaseException | None:
-    """The samestep error that `error` was raised from or while handling, or None."""
-    below = itertools.islice(_chain(error, suppressed=False), 1, None)
-    return next((one for one in below if issubclass(type(one), Error)), None)
+    for below in itertools.islice(_chain(error, suppressed=False), 1, None):
+        if issubclass(type(below), Error):  # that `error` was raised from, or while handling
+            record["because"] = {"class": _class_of(below), "text": error_text(below)}
+            break
+    return record
 
 
 def _chain(error: BaseException | None, *, suppressed: bool) -> Iterator[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -178,15 +179,10 @@ def select_transport(
         mpi_liveness.begin(comm, hosts, timeout)
     if transport == "flat":
         return comm, None
-    made = _open_node(comm, timeout) if transport == "shm" else _open_hierarchical_world(comm, hosts, timeout)
-    return made, comm
-
-
-def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
-    def exchange(mine: bytes) -> list[bytes]:
-        return json_exchange.allgather_bytes(flat, mine, timeout)
-
-    return open_node_world(flat.name, flat.rank, flat.size, exchange, timeout)
+    if transport == "shm":
+        exchange = functools.partial(json_exchange.allgather_bytes, comm, timeout=timeout)
+        return open_node_world(comm.name, comm.rank, comm.size, exchange, timeout), comm
+    return _open_hierarchical_world(comm, hosts, timeout), comm
 
 
 def open_node_world(
