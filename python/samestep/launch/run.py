@@ -39,8 +39,11 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     options = parsed()
     if why := _what_is_missing() or _why_not(options):
         return _refuse(command, why)
-    _warn_of_variables(command, options)
-    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, {**os.environ, **options.env}))
+    env = {**os.environ, **options.env}
+    # Once: the ranks, and a restarted launcher, do not repeat it.
+    if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
+        _settings.set_here(_settings.REPORTED, ",".join(unknown))
+    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, env))
     if options.cluster:
         where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
         print(
@@ -63,13 +66,6 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     if supervisor.a_rank_failed and options.min_ranks is None and options.n_restarts < options.max_restarts:
         _run_again(options, argv)
     return code
-
-
-def _warn_of_variables(command: str, options: Options) -> None:
-    """Warn of unknown variables once; the ranks, and a restarted launcher, do not repeat it."""
-    env = {**os.environ, **options.env}
-    if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
-        _settings.set_here(_settings.REPORTED, ",".join(unknown))
 
 
 def _note_of_outer_launcher(options: Options, env: Mapping[str, str]) -> str:

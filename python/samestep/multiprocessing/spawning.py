@@ -114,6 +114,8 @@ def _check_pickles(fn: Any, args: Any) -> None:
         "fn": "Define it with `def` at the top level of a module",
         "args": "Pass numbers, arrays and other plain data, and open files and the like in fn",
     }
+    main = multiprocessing.spawn.get_preparation_data("")  # by which a new process looks for `__main__`
+    can_import_main = "init_main_from_name" in main or os.path.isfile(main.get("init_main_from_path", ""))
     for name, value in (("fn", fn), ("args", tuple(args))):
         try:
             pickled = _try(value)
@@ -121,7 +123,7 @@ def _check_pickles(fn: Any, args: Any) -> None:
             raise InvalidArgumentError(
                 f"spawn: {name} cannot be pickled, which is how it gets to the new processes ({error}). {cures[name]}"
             ) from error
-        if (of_main := _name_in_main(pickled)) and not _main_can_be_imported():
+        if (of_main := _name_in_main(pickled)) and not can_import_main:
             raise InvalidArgumentError(
                 f"spawn: {of_main} is defined in a notebook or an interactive session, which new processes cannot "
                 f"import. Write it to a file and import it from there: in a notebook begin the cell with "
@@ -142,9 +144,3 @@ def _name_in_main(pickled: bytes) -> str:
     """The first function or class of `__main__` that is part of a pickle, or ""."""
     texts = [argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)]
     return next((name for module, name in itertools.pairwise(texts) if module == "__main__"), "")
-
-
-def _main_can_be_imported() -> bool:
-    """Whether a new process finds what is defined in `__main__`, as `multiprocessing` looks for it."""
-    found = multiprocessing.spawn.get_preparation_data("")
-    return "init_main_from_name" in found or os.path.isfile(found.get("init_main_from_path", ""))

@@ -264,7 +264,11 @@ class _MeshBuilder:
             link, address = self._listener.accept()
         except OSError as error:  # else it has gone again
             if descriptors.are_used_up(error):
-                self._free_descriptor(error)
+                # Strangers must not take a rank's place; where all guests may be ranks there is none to take.
+                incoming = self._strangers.all()
+                if len(incoming) < self._rendezvous.size - len(self._links):
+                    raise
+                self._drop(incoming[0])
             return
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(oldest)
@@ -273,13 +277,6 @@ class _MeshBuilder:
         greeting = handshake.Greeting(handshake.LINK, self._secret, where)
         self._ends[link] = _Incoming(greeting, address_text(*address[:2]))
         self._selector.register(link, selectors.EVENT_READ)
-
-    def _free_descriptor(self, error: OSError) -> None:
-        """Strangers must not take a rank's place; where all guests may be ranks there is none to take."""
-        incoming = self._strangers.all()
-        if len(incoming) < self._rendezvous.size - len(self._links):
-            raise error
-        self._drop(incoming[0])
 
     def _on_incoming(self, link: socket.socket, incoming: _Incoming) -> None:
         data = link.recv(_INCOMING_NBYTES - incoming.n_read)  # not more: what comes behind it is for the core

@@ -220,7 +220,9 @@ def open_rendezvous(
             rendezvous = join(store, how.rank, how.world_size, deadline.left, owned=True)
         except (PeerLostError, UnavailableError):
             store.close()
-            if not _may_be_previous_server(how, deadline):
+            # Rank 0 may still be closing the store of this process's previous rendezvous.
+            seen = not how.path and how.rank != 0 and (how.host, how.port) in _joined_at
+            if not (seen and deadline.spent < _SHUTDOWN_S and deadline.left > 0):
                 raise
             time.sleep(_RETRY_S)
         except BaseException:
@@ -229,12 +231,6 @@ def open_rendezvous(
         else:
             _joined_at.add((how.host, how.port))
             return rendezvous
-
-
-def _may_be_previous_server(how: url.Method, deadline: Deadline) -> bool:
-    """Whether rank 0 may still be closing the store of this process's previous rendezvous."""
-    seen = not how.path and how.rank != 0 and (how.host, how.port) in _joined_at
-    return seen and deadline.spent < _SHUTDOWN_S and deadline.left > 0
 
 
 def _reach(how: url.Method, deadline: Deadline) -> TCPStore:

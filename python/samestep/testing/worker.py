@@ -45,16 +45,14 @@ class RankPlugin:
         self._items = {item.nodeid: item for item in session.items}
         self._parent.send(protocol.Ready(self._problems))
         session.testsfailed = 0  # files that cannot be collected: the parent reports them
-        while (order := self._next_order()) is not None:
+        while True:
+            try:
+                order: protocol.Run | None = self._parent.recv()
+            except (EOFError, OSError):
+                _leave("the pytest process has gone")
+            if order is None:
+                return True
             self._run(order)
-        return True
-
-    def _next_order(self) -> protocol.Run | None:
-        try:
-            order: protocol.Run | None = self._parent.recv()
-        except (EOFError, OSError):
-            _leave("the pytest process has gone")
-        return order
 
     def _run(self, order: protocol.Run) -> None:
         item = self._items.get(order.nodeid)

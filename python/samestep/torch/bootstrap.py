@@ -50,7 +50,11 @@ def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Ba
             raise InvalidArgumentError(children.refusal("init_process_group"))
         (_prepare_core_once if global_ranks else lifecycle.prepare_core)()
         interfaces.check_names(os.environ)
-        by_mpi = _started_by_mpi(rank, size, global_ranks)
+        started_by = launchers.launcher()
+        is_same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
+        # An MPI launcher has started this process as this rank of torch.
+        by_mpi = started_by.name in launchers.MPI_LAUNCHERS and is_same
+        by_mpi = by_mpi and (bool(global_ranks) or size == started_by.size)
         alone = contextlib.nullcontext()
         # Before the ranks meet, so that they say at once where it is.
         with alone if size == 1 else local_links.Listener() as listener:
@@ -88,17 +92,6 @@ def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Ba
         if name == "world":
             lifecycle.note_world_of_torch(group)
         return group
-
-
-def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:
-    """Whether an MPI launcher has started this process as this rank of torch."""
-    started_by = launchers.launcher()
-    same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
-    return (
-        started_by.name in launchers.MPI_LAUNCHERS
-        and same
-        and (bool(global_ranks) or size == started_by.size)
-    )
 
 
 def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) -> bool:

@@ -196,8 +196,12 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     known = gathered(arguments, probe_mpi=probe_mpi)
     # Whether NCCL can be had is for all ranks to know, once they have met.
     choice = choose(known, "" if requested == "nccl" else requested)
-    if probe_mpi and requested != "native" and choice.host == "native" and launchers.launcher().rank == 0:
-        _tell_what_mpi_adds(known)
+    without_mpi = probe_mpi and requested != "native" and choice.host == "native"
+    if without_mpi and known.launcher_size > 1 and launchers.launcher().rank == 0:
+        warn(
+            f"samestep: {known.launcher_text} started this job, which runs without MPI: {known.mpi_detail}. pip "
+            "install 'samestep[mpi]' adds the transports of the MPI library between hosts"
+        )
 
     def open_once(met: Rendezvous | None = None) -> Backend:
         if choice.host == "mpi":
@@ -223,14 +227,6 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
         world._regroup = functools.partial(regroup, world, goes_on, arguments)
     _register_at_exit()
     return world
-
-
-def _tell_what_mpi_adds(known: Facts) -> None:
-    if known.launcher_size > 1:
-        warn(
-            f"samestep: {known.launcher_text} started this job, which runs without MPI: {known.mpi_detail}. pip "
-            "install 'samestep[mpi]' adds the transports of the MPI library between hosts"
-        )
 
 
 def _check_variables(arguments: dict[str, Any]) -> None:
