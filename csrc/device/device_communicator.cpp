@@ -128,16 +128,21 @@ bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
 // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
 bool DeviceCommunicator::takes_nccl(const CollectiveArgs& args) const { return nccl_ != nullptr && nccl_->has(args); }
 
-void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) const {
+CallStreams DeviceCommunicator::check_used(CollectiveArgs& args, bool joins) {
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
+  CallStreams streams(*options_.gpu);
   const auto check = [&](auto& buffer, bool used) {
     // What the caller passed where it is not used is ignored, but what ranks compare needs the dtype.
     if (!used) buffer = {nullptr, 0, dtype};
     if (used) buffer.device = check_here(verb, buffer, streams);
   };
-  check(args.in, args.uses_in(rank()));
-  check(args.out, args.uses_out(rank()));
+  check_or_tell(args, [&] {
+    check(args.in, args.uses_in(rank()));
+    check(args.out, args.uses_out(rank()));
+    streams.refuse_capture(verb, joins);
+  });
+  return streams;
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
@@ -145,11 +150,7 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   return without_gil([&] {
     CollectiveArgs args = given;
     const bool by_nccl = takes_nccl(args);
-    CallStreams streams(*options_.gpu);
-    check_or_tell(given, [&] {
-      check_used(args, streams);
-      streams.refuse_capture(samestep::name(args.type), /*joins=*/by_nccl);
-    });
+    const CallStreams streams = check_used(args, /*joins=*/by_nccl);
     return by_nccl ? nccl_->start(args, where_of(streams)) : staged_->start(args);
   });
 }
@@ -159,11 +160,7 @@ bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given, W
   bool runs = false;
   wait_hooks().run_without_gil([&] {
     CollectiveArgs args = given;
-    CallStreams streams(*options_.gpu);
-    check_or_tell(given, [&] {
-      check_used(args, streams);
-      streams.refuse_capture(samestep::name(args.type), /*joins=*/true);
-    });
+    const CallStreams streams = check_used(args, /*joins=*/true);
     runs = streams.is_one();
     if (!runs) return;
     launching = nccl_->run(args, streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::in_stream);
@@ -195,11 +192,8 @@ Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& a
 
 Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   // `Inner`, because the arguments have been checked already.
-  if (args.is_object || in_host_memory(args.in)) {
-    WorkPtr behind = start_behind(args);
-    return behind != nullptr ? behind : Inner{*host_}.start_send(args);
-  }
-  return start_staged("send", args, &SendArgs::in);
+  WorkPtr staged = start_unless_on_host(args);
+  return staged != nullptr ? staged : Inner{*host_}.start_send(args);
 }
 
 template <class Message, class Elements>
@@ -213,12 +207,13 @@ Communicator::WorkPtr DeviceCommunicator::start_staged(std::string_view verb, Me
   });
 }
 
-/// A message of device memory starts once it is on the host, and one of host memory must not overtake it.
-Communicator::WorkPtr DeviceCommunicator::start_behind(const SendArgs& args) {
+Communicator::WorkPtr DeviceCommunicator::start_unless_on_host(const SendArgs& args) {
+  if (!args.is_object && !in_host_memory(args.in)) return start_staged("send", args, &SendArgs::in);
+  // A message of device memory starts once it is on the host, and one of host memory must not overtake it.
   // In a process that was forked the host's group raises the error.
-  if (!staged_->sends_are_pending() || !owner_.is_this()) return nullptr;
+  if (!staged_->staging().sends_are_pending() || !owner_.is_this()) return nullptr;
   return without_gil([&]() -> WorkPtr {
-    return staged_->has_unstarted_send(args.dest, args.tag) ? staged_->start_behind(args) : nullptr;
+    return staged_->staging().has_unstarted_send(args.dest, args.tag) ? staged_->start_behind(args) : nullptr;
   });
 }
 
@@ -227,9 +222,8 @@ Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
-  if (!in_host_memory(args.in)) return start_send(args);
-  WorkPtr behind = start_behind(args);
-  return behind != nullptr ? behind : Inner{*host_}.run_send(args);
+  WorkPtr staged = start_unless_on_host(args);
+  return staged != nullptr ? staged : Inner{*host_}.run_send(args);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status& status) {
@@ -320,7 +314,7 @@ void DeviceCommunicator::advance() {
 void DeviceCommunicator::close(const Deadline& deadline) {
   has_been_closed_ = true;
   // Staged operations have no thread: they end only because this loop advances them.
-  await([this] { return staged_->idle(); },
+  await([this] { return staged_->staging().idle(); },
         [&](Seconds) {
           if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are pending"));
         });
@@ -336,16 +330,14 @@ void DeviceCommunicator::close(const Deadline& deadline) {
 
 void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {
   if (nccl_ != nullptr) nccl_->comm()->abandon(error);
-  staged_->abandon(error);
+  staged_->staging().abandon(error);
 }
 
 void DeviceCommunicator::abandon(std::exception_ptr error, const std::string& reason) {
   // First, so that pending operations on devices end with this error, not with what they would notice of the groups'
   // end.
   abandon_devices(error);
-  signature_check_->abandon(error, reason);
-  through_host_->abandon(error, reason);
-  host_->abandon(error, reason);
+  for (const auto& group : {signature_check_, through_host_, host_}) group->abandon(error, reason);
 }
 
 void DeviceCommunicator::revoke(const std::string& why, std::uint64_t block) {
@@ -359,7 +351,7 @@ bool DeviceCommunicator::discard() {
   const bool collectives = through_host_->membership().discard();
   const bool messages = host_->membership().discard();
   if (!collectives || !messages) return false;
-  staged_->release_retained();
+  staged_->staging().release_retained();
   wait_hooks().run_without_gil([this] {
     const Deadline deadline = Deadline::after(kForDevice);
     if (nccl_ != nullptr) nccl_->comm()->wait_for_device(deadline);
@@ -377,9 +369,7 @@ void DeviceCommunicator::announce_block_end(std::uint64_t block) {
 }
 
 void DeviceCommunicator::apply(const GroupSettings& settings) {
-  host_->configure(settings);
-  through_host_->configure(settings);
-  signature_check_->configure(settings);
+  for (const auto& group : {host_, through_host_, signature_check_}) group->configure(settings);
 }
 
 }  // namespace samestep

@@ -103,8 +103,9 @@ class DeviceCommunicator final : public Communicator, private Membership, public
   bool is_on_host(const CollectiveArgs& args) const;
   /// The device of an array, which must be that of this group. Notes its stream.
   Device check_here(std::string_view verb, ConstBuffer buffer, CallStreams& streams) const;
-  /// The same for what this rank uses of a collective.
-  void check_used(CollectiveArgs& args, CallStreams& streams) const;
+  /// The same for what this rank uses of a collective, which tells the others if it is refused. `joins`: NCCL has it,
+  /// also in a capture.
+  CallStreams check_used(CollectiveArgs& args, bool joins);
   /// Where an operation runs that nobody waits for yet.
   static NcclLaunch::Where where_of(const CallStreams& streams);
   /// Tells the others where `check` refuses the memory of this rank. Mistakes in other arguments begin nothing.
@@ -118,8 +119,8 @@ class DeviceCommunicator final : public Communicator, private Membership, public
   /// A message of device memory.
   template <class Message, class Elements>
   WorkPtr start_staged(std::string_view verb, Message args, Elements Message::* elements);
-  /// Null where nothing keeps a send of host memory from starting now.
-  WorkPtr start_behind(const SendArgs& args);
+  /// Null for a send of host memory that nothing keeps from starting now.
+  WorkPtr start_unless_on_host(const SendArgs& args);
 
   class HostPath;  // host_path.h
   class NcclPath;  // nccl_path.h

@@ -176,52 +176,45 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
   if (!some_are_gpu_aware_ || reduces(args.type) || !has_blocks(args.type)) return in_windows(call, overlaps);
   const auto start_whole = [call](const ConstBuffer& in, const Buffer& out) { return call->start_whole(in, out); };
   // The whole input is on the host before the first element is copied back.
-  return overlaps ? whole(args.in, args.out, start_whole) : exchange(args.in, args.out, call->transfers(), start_whole);
+  return overlaps ? whole(args.in, args.out, /*direct=*/false, start_whole)
+                  : exchange(args.in, args.out, call->transfers(), start_whole);
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal() {
   ++n_called_;
-  StagedOperation refusal;
-  refusal.parts.emplace_back().start = [group = collectives_](std::byte*, std::byte*) {
-    return group->start(refusal::args());
-  };
-  return staging_->start(std::move(refusal));
+  StagedSegment part;
+  part.start = [group = collectives_](std::byte*, std::byte*) { return group->start(refusal::args()); };
+  return start_part(std::move(part), {});
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) {
   const ConstBuffer in = args.in;
-  const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
-    return host->send({from.data, from.count, from.dtype}, dest, tag);
+  const bool direct = in.nbytes() >= direct_from_;
+  if (!direct && is_segmented(in)) return in_segments(args);
+  const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from, const Buffer&) {
+    return host->send(from, dest, tag);
   };
-  if (in.nbytes() >= direct_from_) return start_gpu_direct(in, send_to(args), [start, in] { return start(in); });
-  if (is_segmented(in)) return in_segments(args);
-  return whole(
-      in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
-      send_to(args));
+  return whole(in, Buffer{nullptr, 0, in.dtype}, direct, start, send_to(args));
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start_behind(const SendArgs& args) {
   StagedSegment part;
   part.start = [host = messages_, args](std::byte*, std::byte*) { return Inner{*host}.start_send(args); };
-  StagedOperation call = send_to(args);
-  call.parts.push_back(std::move(part));
-  return staging_->start(std::move(call));
+  return start_part(std::move(part), send_to(args));
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
   const Buffer out = args.out;
   const bool direct = out.nbytes() >= direct_from_;
-  const auto start = [host = messages_, args, direct](const Buffer& to) {
+  if (!direct && is_segmented(out)) return in_segments(args);
+  const auto start = [host = messages_, args, direct](const ConstBuffer&, const Buffer& to) {
     RecvArgs here = args;
+    here.out = to;
     // The group of messages must know that MPI gets a device pointer, which its own code may not read.
-    here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
+    if (direct) here.out.device = args.out.device;
     return Inner{*host}.start_recv(here);
   };
-  if (direct) return start_gpu_direct(out, receive(), [start, out] { return start(out); });
-  if (is_segmented(out)) return in_segments(args);
-  return whole(
-      ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
-      receive());
+  return whole(ConstBuffer{nullptr, 0, out.dtype}, out, direct, start, receive());
 }
 
 // ---- staged
@@ -357,24 +350,32 @@ std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shar
   return parts;
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start,
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_part(StagedSegment part, StagedOperation call) {
+  call.parts.push_back(std::move(part));
+  return staging_->start(std::move(call));
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, bool direct, Start start,
                                                           StagedOperation call) {
   StagedSegment part;
   part.in = static_cast<const std::byte*>(in.data);
-  part.in_runs = {{0, in.nbytes()}};
+  part.in_runs = {{0, direct ? 0 : in.nbytes()}};
   part.out = static_cast<std::byte*>(out.data);
-  part.out_runs = {{0, out.nbytes()}};
-  part.start = [start = std::move(start), in, out](std::byte* from, std::byte* to) {
-    return start({in.count != 0 ? from : nullptr, in.count, in.dtype},
-                 {out.count != 0 ? to : nullptr, out.count, out.dtype});
+  part.out_runs = {{0, out.nbytes()}};  // if direct, of a message that comes with its header
+  part.gpu_direct = direct;
+  part.start = [start = std::move(start), in, out, direct](std::byte* from, std::byte* to) {
+    const void* const input = direct ? in.data : from;
+    void* const output = direct ? out.data : to;
+    return start({in.count != 0 ? input : nullptr, in.count, in.dtype},
+                 {out.count != 0 ? output : nullptr, out.count, out.dtype});
   };
   // A message may be shorter than the buffer; then only what has arrived is copied back.
   if (call.type == StagedOperation::Type::receive) {
     part.n_written = [item = itemsize(out.dtype)](const Work& work) { return work.status().count * item; };
   }
+  // A direct receive writes when MPI pleases, so it too begins after what its memory is still used for.
   call.after = {in.stream, out.stream};
-  call.parts.push_back(std::move(part));
-  return staging_->start(std::move(call));
+  return start_part(std::move(part), std::move(call));
 }
 
 // ---- GPU-direct: MPI gets device pointers
@@ -393,23 +394,6 @@ void DeviceCommunicator::HostPath::copy_local_on_device() {
   collectives_->configure(settings);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, StagedOperation call,
-                                                                     std::function<WorkPtr()> start) {
-  StagedSegment part;
-  if (call.type == StagedOperation::Type::send) {
-    part.in = static_cast<const std::byte*>(buffer.data);
-  } else {
-    part.out = static_cast<std::byte*>(const_cast<void*>(buffer.data));
-    part.out_runs = {{0, buffer.nbytes()}};  // for a message that comes with its header
-  }
-  part.gpu_direct = true;
-  part.start = [start = std::move(start)](std::byte*, std::byte*) { return start(); };
-  // A receive writes when MPI pleases, so it too begins after what its memory is still used for.
-  call.after = {buffer.stream};
-  call.parts.push_back(std::move(part));
-  return staging_->start(std::move(call));
-}
-
 Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,
                                                              std::span<const PeerTransfer> transfers, Start start) {
   const auto is_direct = [this](std::size_t nbytes) { return nbytes == 0 || nbytes >= segment_direct_from_; };
@@ -419,15 +403,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buf
     all_long = all_long && is_direct(transfer.out_nbytes) && is_direct(transfer.in_nbytes);
   }
   // One short transfer suffices: it would travel with its header, by the CPU.
-  if (!any || !all_long) return whole(in, out, std::move(start));
-  StagedSegment part;
-  part.gpu_direct = true;
-  part.start = [start = std::move(start), from = ConstBuffer{in.data, in.count, in.dtype},
-                to = Buffer{out.data, out.count, out.dtype}](std::byte*, std::byte*) { return start(from, to); };
-  StagedOperation call;
-  call.after = {in.stream, out.stream};
-  call.parts.push_back(std::move(part));
-  return staging_->start(std::move(call));
+  return whole(in, out, /*direct=*/any && all_long, std::move(start));
 }
 
 }  // namespace samestep

@@ -29,13 +29,7 @@ class DeviceCommunicator::HostPath {
   WorkPtr start(const RecvArgs& args);
   /// A send of host memory, or of an object, that must start after such sends of device memory as have not started.
   WorkPtr start_behind(const SendArgs& args);
-  bool sends_are_pending() const { return staging_->sends_are_pending(); }
-  bool has_unstarted_send(int dest, int tag) { return staging_->has_unstarted_send(dest, tag); }
-
-  bool idle() { return staging_->idle(); }
-  void abandon(std::exception_ptr error) { staging_->abandon(std::move(error)); }
-  /// To be called once both groups have been discarded.
-  void release_retained() { staging_->release_retained(); }
+  HostStaging& staging() { return *staging_; }
 
  private:
   class HostCall;
@@ -51,11 +45,12 @@ class DeviceCommunicator::HostPath {
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
   WorkPtr in_segments(const RecvArgs& args);
-  WorkPtr whole(ConstBuffer in, Buffer out, Start start, StagedOperation call = {});
+  WorkPtr start_part(StagedSegment part, StagedOperation call);
+  /// `direct`: MPI gets the device pointers.
+  WorkPtr whole(ConstBuffer in, Buffer out, bool direct, Start start, StagedOperation call = {});
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
-  WorkPtr start_gpu_direct(const ConstBuffer& buffer, StagedOperation call, std::function<WorkPtr()> start);
   /// Lets a rank copy its own part of a collective on the device.
   void copy_local_on_device();
 

@@ -149,16 +149,12 @@ void* GpuLibrary::allocate(std::size_t nbytes) const {
   return data;
 }
 
-void GpuLibrary::free(void* data, int device) const noexcept { give_back(free_, data, device); }
-
 void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   void* data = nullptr;
   const Relaxed relaxed(*this);
   host_alloc_(&data, nbytes, kPortable);
   return data;
 }
-
-void GpuLibrary::free_pinned(void* data, int device) const noexcept { give_back(free_host_, data, device); }
 
 bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   const Relaxed relaxed(*this);
@@ -169,22 +165,12 @@ bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   return pinned;
 }
 
-void GpuLibrary::unpin(void* data, int device) const noexcept { give_back(host_unregister_, data, device); }
-
-void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
-  memcpy_async_(to, from, nbytes, kCopyEitherWay, stream);
-}
-
 GpuLibrary::Stream GpuLibrary::make_stream() const {
   Stream stream = nullptr;
   const Relaxed relaxed(*this);
   // An ordinary stream waits for everything in the legacy default stream, and the user's work there for it.
   stream_create_(&stream, kNonBlockingStream);
   return stream;
-}
-
-void GpuLibrary::destroy_stream(Stream stream, int device) const noexcept {
-  give_back(stream_destroy_, stream, device);
 }
 
 void GpuLibrary::synchronize(Stream stream) const {
@@ -198,10 +184,6 @@ GpuLibrary::Event GpuLibrary::make_event() const {
   event_create_(&event, kOrderOnlyEvent);
   return event;
 }
-
-void GpuLibrary::destroy_event(Event event, int device) const noexcept { give_back(event_destroy_, event, device); }
-
-void GpuLibrary::wait(Stream stream, Event event) const { stream_wait_event_(stream, event, 0); }
 
 bool GpuLibrary::is_complete(Event event) const {
   const Relaxed relaxed(*this);

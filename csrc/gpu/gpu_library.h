@@ -77,26 +77,28 @@ class GpuLibrary {
   int device_of(const void* data) const;
 
   void* allocate(std::size_t nbytes) const;
-  void free(void* data, int device) const noexcept;
+  void free(void* data, int device) const noexcept { give_back(free_, data, device); }
   /// Pinned host memory, for asynchronous copies.
   void* allocate_pinned(std::size_t nbytes) const;
-  void free_pinned(void* data, int device) const noexcept;
+  void free_pinned(void* data, int device) const noexcept { give_back(free_host_, data, device); }
   /// Pins memory of the host that was allocated otherwise. False, without effect, if the system refuses.
   bool pin(void* data, std::size_t nbytes) const noexcept;
-  void unpin(void* data, int device) const noexcept;
+  void unpin(void* data, int device) const noexcept { give_back(host_unregister_, data, device); }
   /// Source and destination may each be on the host or on a device.
-  void copy(void* to, const void* from, std::size_t nbytes, Stream stream) const;
+  void copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
+    memcpy_async_(to, from, nbytes, gpu_abi::kCopyEitherWay, stream);
+  }
 
   /// A stream that does not synchronize with the default stream.
   Stream make_stream() const;
-  void destroy_stream(Stream stream, int device) const noexcept;
+  void destroy_stream(Stream stream, int device) const noexcept { give_back(stream_destroy_, stream, device); }
   void synchronize(Stream stream) const;
   /// An event without timing.
   Event make_event() const;
-  void destroy_event(Event event, int device) const noexcept;
+  void destroy_event(Event event, int device) const noexcept { give_back(event_destroy_, event, device); }
   const Function<Event, Stream> record{*this, "EventRecord"};
   /// Lets later work in `stream` wait for what `event` has recorded.
-  void wait(Stream stream, Event event) const;
+  void wait(Stream stream, Event event) const { stream_wait_event_(stream, event, 0); }
   /// False, too, while a capture of a stream does not let the event be queried.
   bool is_complete(Event event) const;
   /// Whether work in `stream` would become part of a graph instead of being executed; for the legacy default stream
