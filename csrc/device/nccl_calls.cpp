@@ -16,29 +16,18 @@ using Stream = NcclLibrary::Stream;
 
 constexpr int kBytes = nccl_abi::kUint8;  // data that are only moved: NCCL lacks some of our dtypes
 
-/// An NCCL group: the calls between construction and `end` are launched together. May be nested; the outermost group
-/// launches.
-class Group {
- public:
-  explicit Group(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  void end() {
-    ended_ = true;
-    nccl_.group_end();
+/// The calls of NCCL that `make_calls` makes are launched together, after all of them.
+template <class MakeCalls>
+void grouped(const NcclLibrary& nccl, MakeCalls make_calls) {
+  nccl.group_start();
+  try {
+    make_calls();
+  } catch (...) {
+    nccl.group_end.code();  // its error would be a consequence
+    throw;
   }
-  ~Group() {
-    if (ended_) return;
-    try {
-      nccl_.group_end();
-    } catch (const Error&) {  // another exception is being thrown
-    }
-  }
-
- private:
-  const NcclLibrary& nccl_;
-  bool ended_ = false;
-};
+  nccl.group_end();
+}
 
 /// `factor` as an element of an NCCL type: NCCL reads it as one element of what it reduces.
 std::array<std::byte, 8> element(double factor, int type) {
@@ -132,14 +121,12 @@ NcclCalls reductions(const NcclLibrary& nccl, const CollectiveArgs& args, int si
   auto enqueue = [&nccl, form, factor = args.reduction.factor, buffers = std::move(buffers), count_of, call](
                      Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
-    Group group(nccl);
-    for (const InOut& buffer : buffers) {
-      const auto one = [&](const void* from, void* to, std::size_t count) {
-        call(from, to, count, form.type, op.get(), comm, stream);
-      };
-      in_pieces(form, buffer.in.data, buffer.out.data, count_of(buffer), one);
-    }
-    group.end();
+    const auto one = [&](const void* from, void* to, std::size_t count) {
+      call(from, to, count, form.type, op.get(), comm, stream);
+    };
+    grouped(nccl, [&] {
+      for (const InOut& each : buffers) in_pieces(form, each.in.data, each.out.data, count_of(each), one);
+    });
   };
   return {std::move(enqueue), digest.value()};
 }
@@ -154,11 +141,11 @@ struct Broadcast {
 /// All ranks have the same ones, so all of them leave out the same empty ones. NCCL has the ring only for them.
 NcclCalls broadcasts(const NcclLibrary& nccl, std::vector<Broadcast> all) {
   auto enqueue = [&nccl, all = std::move(all)](Comm comm, Stream stream) {
-    Group group(nccl);
-    for (const auto& [from, to, nbytes, root] : all) {
-      if (nbytes != 0) nccl.broadcast(from, to, nbytes, kBytes, root, comm, stream);
-    }
-    group.end();
+    grouped(nccl, [&] {
+      for (const auto& [from, to, nbytes, root] : all) {
+        if (nbytes != 0) nccl.broadcast(from, to, nbytes, kBytes, root, comm, stream);
+      }
+    });
   };
   return {std::move(enqueue), static_cast<std::uint64_t>(Kind::broadcasts)};
 }
@@ -191,15 +178,15 @@ NcclCalls messages(const NcclLibrary& nccl, const CollectiveArgs& args, int rank
   peers.add(static_cast<std::uint64_t>(Kind::messages));
   for (const PeerTransfer& to : transfers) peers.add((to.out_nbytes != 0 ? 1U : 0U) + (to.in_nbytes != 0 ? 2U : 0U));
   auto enqueue = [&nccl, rank, transfers = std::move(transfers)](Comm comm, Stream stream) {
-    Group group(nccl);
-    int peer = 0;
-    for (const auto& [out, out_nbytes, in, in_nbytes] : transfers) {
-      const bool in_place = peer == rank && out == in;
-      if (out_nbytes != 0 && !in_place) nccl.send(out, out_nbytes, kBytes, peer, comm, stream);
-      if (in_nbytes != 0 && !in_place) nccl.recv(in, in_nbytes, kBytes, peer, comm, stream);
-      ++peer;
-    }
-    group.end();
+    grouped(nccl, [&] {
+      int peer = 0;
+      for (const auto& [out, out_nbytes, in, in_nbytes] : transfers) {
+        const bool in_place = peer == rank && out == in;
+        if (out_nbytes != 0 && !in_place) nccl.send(out, out_nbytes, kBytes, peer, comm, stream);
+        if (in_nbytes != 0 && !in_place) nccl.recv(in, in_nbytes, kBytes, peer, comm, stream);
+        ++peer;
+      }
+    });
   };
   return {std::move(enqueue), peers.value()};
 }

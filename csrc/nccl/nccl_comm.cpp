@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
-#include "nccl/nccl_operation.h"
 #include "waiting/await.h"
 
 // How a communicator is made, is used and ends. All that may block in its end is done by the watching thread, for which

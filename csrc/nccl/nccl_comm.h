@@ -112,8 +112,33 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void wait_for_device(const Deadline& deadline) const;
 
  private:
-  struct Operation;
   class NcclWork;
+
+  /// An operation in progress, shared by the threads that launch and watch it and the callers that wait for it.
+  struct Operation {
+    Operation(NcclLaunch&& given, const Deadline& until) : launch(std::move(given)), deadline(until) {}
+
+    NcclLaunch launch;  // `memory` is kept until the end, `calls` until they are made
+    std::uint64_t sequence = 0;
+    std::uint64_t logged = 0;  // in the CallLog
+    Clock::time_point started = Clock::now();
+    Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
+    Deadline deadline;                 // the group's, or that of a longer wait; guarded by the mutex
+    std::vector<std::shared_ptr<GpuEvent>> after;
+    std::shared_ptr<GpuEvent> end;       // set before `launched`; null in a capture
+    std::exception_ptr error = nullptr;  // set before `ended`
+    // Each is stored after what it tells of, and pairs with loads by waiting threads.
+    std::atomic<bool> launched = false;   // NCCL has enqueued all of it
+    std::atomic<bool> completed = false;  // the device has finished it
+    std::atomic<bool> ended = false;
+
+    bool is_captured() const { return launch.where == NcclLaunch::Where::captured; }
+    void finish(std::exception_ptr with) {
+      if (ended) return;
+      error = std::move(with);
+      ended = true;
+    }
+  };
 
   /// What follows what: see `move`.
   enum class State : std::uint8_t {
@@ -159,8 +184,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// Looks at what NCCL says and at all operations. Requires the mutex, which it may release meanwhile.
   void check_all(std::unique_lock<std::mutex>& lock);
   /// Asks the device whether it has finished an operation, unless another thread asks. To be called without the mutex,
-  /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex.
-  void ask_device(Operation& operation);
+  /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex. Returns the error
+  /// of a device that is lost, or null.
+  std::exception_ptr ask_device(Operation& operation);
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
   /// The TimeoutError of an operation whose `deadline` has passed.
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline);

@@ -1,40 +1,27 @@
 #include "nccl/nccl_reduction.h"
 
+#include <algorithm>
+#include <array>
+
 #include "nccl/nccl_library.h"
 
 namespace samestep {
 namespace {
 
-std::optional<int> nccl_type(DType dtype) {
-  using namespace nccl_abi;
-  switch (dtype) {
-    case DType::bool_:
-    case DType::uint8:
-      return kUint8;
-    case DType::int8:
-      return kInt8;
-    case DType::int32:
-      return kInt32;
-    case DType::uint32:
-      return kUint32;
-    case DType::int64:
-      return kInt64;
-    case DType::uint64:
-      return kUint64;
-    case DType::float16:
-      return kFloat16;
-    case DType::bfloat16:
-      return kBfloat16;
-    case DType::float32:
-    case DType::complex64:
-      return kFloat32;
-    case DType::float64:
-    case DType::complex128:
-      return kFloat64;
-    default:
-      return std::nullopt;
-  }
-}
+struct TypePair {
+  DType ours;
+  int nccl;
+};
+// Complex numbers are pairs of NCCL's.
+constexpr std::array kTypes = {
+    TypePair{DType::bool_, nccl_abi::kUint8},        TypePair{DType::uint8, nccl_abi::kUint8},
+    TypePair{DType::int8, nccl_abi::kInt8},          TypePair{DType::int32, nccl_abi::kInt32},
+    TypePair{DType::uint32, nccl_abi::kUint32},      TypePair{DType::int64, nccl_abi::kInt64},
+    TypePair{DType::uint64, nccl_abi::kUint64},      TypePair{DType::float16, nccl_abi::kFloat16},
+    TypePair{DType::bfloat16, nccl_abi::kBfloat16},  TypePair{DType::float32, nccl_abi::kFloat32},
+    TypePair{DType::complex64, nccl_abi::kFloat32},  TypePair{DType::float64, nccl_abi::kFloat64},
+    TypePair{DType::complex128, nccl_abi::kFloat64},
+};
 
 /// For bool as uint8, whose values are 0 and 1.
 std::optional<int> op_of_bools(ReduceOp op) {
@@ -69,13 +56,13 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
 
 std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction, int n_ranks) {
   const bool alone = n_ranks == 1;
-  const std::optional<int> type = nccl_type(dtype);
+  const auto* const type = std::ranges::find(kTypes, dtype, &TypePair::ours);
   std::optional<int> op = dtype == DType::bool_ ? op_of_bools(reduction.op) : op_of_numbers(dtype, reduction.op);
-  if (!type || !op) return std::nullopt;
+  if (type == kTypes.end() || !op) return std::nullopt;
   if (alone && *op == nccl_abi::kAvg) op = nccl_abi::kSum;
   const std::size_t per_element = is_complex(dtype) ? 2 : 1;
   const bool scaled = reduction.op == ReduceOp::premul;
-  return NcclReduction{*type, per_element, *op, scaled, itemsize(dtype) / per_element, alone};
+  return NcclReduction{type->nccl, per_element, *op, scaled, itemsize(dtype) / per_element, alone};
 }
 
 }  // namespace samestep

@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
-#include "nccl/nccl_operation.h"
+#include "nccl/nccl_comm.h"
 #include "waiting/backoff.h"
 
 // How operations begin, and the watching thread.
@@ -209,14 +209,16 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   return now - operation.peer_lost_at < kGrace ? nullptr : left;
 }
 
-void NcclComm::ask_device(Operation& operation) {
-  if (!operation.launched || operation.completed) return;
-  if (operation.is_captured()) {  // it runs whenever its graph does
-    operation.completed = true;
-    return;
-  }
+std::exception_ptr NcclComm::ask_device(Operation& operation) {
+  if (!operation.launched || operation.completed) return nullptr;
   const std::unique_lock alone(asking_, std::try_to_lock);
-  if (alone && operation.end->is_complete()) operation.completed = true;
+  try {
+    // A captured one runs whenever its graph does.
+    if (operation.is_captured() || (alone && operation.end->is_complete())) operation.completed = true;
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
@@ -250,13 +252,9 @@ void NcclComm::poll() {
   outstanding.assign(pending_.begin(), pending_.end());
   lock.unlock();
   std::exception_ptr lost;
-  try {
-    for (const auto& operation : outstanding) {  // which end in their order
-      ask_device(*operation);
-      if (!operation->completed) break;
-    }
-  } catch (const Error&) {  // of the runtime: the device is lost
-    lost = std::current_exception();
+  for (const auto& operation : outstanding) {  // which end in their order
+    lost = ask_device(*operation);
+    if (!operation->completed) break;
   }
   lock.lock();
   if (broken_) return;

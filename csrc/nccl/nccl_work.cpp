@@ -1,6 +1,6 @@
 #include "core/error.h"
 #include "core/format.h"
-#include "nccl/nccl_operation.h"
+#include "nccl/nccl_comm.h"
 #include "waiting/await.h"
 
 namespace samestep {
@@ -13,22 +13,12 @@ class NcclComm::NcclWork final : public Work {
   bool done() override {
     if (operation_->ended) return true;
     channel_->owner_.require(channel_->host_->rank(), channel_->host_->name());
-    std::exception_ptr lost;
-    try {
-      channel_->ask_device(*operation_);
-    } catch (const Error&) {  // of the runtime: the device is lost
-      lost = std::current_exception();
-    }
+    std::exception_ptr error = channel_->ask_device(*operation_);
     const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
     if (!lock) return operation_->ended;  // others look; the caller may hold the GIL, which they may need
-    try {
-      if (lost) std::rethrow_exception(lost);
-      if (const std::exception_ptr differs = channel_->compare_calls()) std::rethrow_exception(differs);
-      channel_->check_operation(*operation_, Clock::now());
-    } catch (const Error&) {
-      const std::exception_ptr error = std::current_exception();
-      channel_->fail(error);
-    }
+    if (!error) error = channel_->compare_calls();
+    if (error) channel_->fail(error);
+    channel_->check_operation(*operation_, Clock::now());
     return operation_->ended;
   }
 
