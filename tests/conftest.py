@@ -43,6 +43,20 @@ SLOW_FILES = (  # each starts processes for all of its tests, and waits for many
     "torch_backend/test_torch_suite",
     "torch_backend/test_torch_trainers",
 )
+AS_ON_TWO = (  # what is above the transport: three ranks do nothing that two do not
+    "conformance/test_layouts",
+    "conformance/test_lists",
+    "conformance/test_pieces",
+    "conformance/test_shared_leaves",
+    "conformance/test_training_plain_trees",
+    "conformance/test_training_synchronize",
+    "conformance/test_unknown_leaves",
+    "conformance/test_user_calls",
+    "fuzz/test_fuzz_calls",
+    "interop/test_torch_grad_tensors",
+    "interop/test_torch_loops",
+    "interop/test_torch_optimizer",
+)
 OVER_TCP = ("reductions", "movement", "point_to_point", "mismatch", "schedules")  # of tests/conformance
 
 
@@ -110,9 +124,16 @@ def is_left_out(item):
     world = values.get("_samestep_world")
     if world is None:
         return any(isinstance(value, str) and value == "--mpi" for value in values.values())
-    named = item.get_closest_marker("ranks").kwargs.get("backends") or ()
+    mark = item.get_closest_marker("ranks")
+    named = mark.kwargs.get("backends") or ()
+    also_on_two, also_on_three = world.size != 2 and 2 in mark.args, world.size != 3 and 3 in mark.args
     again_alone = world.size == 1 and world.backend != "self" and "self" in named
     over_mpi = world.backend == "mpi" and (not named or "native" in named)
     over_tcp = world.backend == "tcp" and not named and item.path.stem.removeprefix("test_") not in OVER_TCP
+    # Of three ranks over TCP two do what two alone do. "staged-native" has all numbers of ranks.
+    tcp_on_two = world.backend == "tcp" and also_on_three
     otherwise_staged = world.backend in ("staged-default", "staged-direct") and world.size != 2
-    return world.size > MAX_RANKS or again_alone or over_mpi or over_tcp or otherwise_staged
+    staged_over_mpi = world.backend in ("staged", "aware") and also_on_two
+    as_on_two = world.size == 3 and also_on_two and where.startswith(AS_ON_TWO)
+    again = again_alone or over_mpi or over_tcp or tcp_on_two or as_on_two
+    return world.size > MAX_RANKS or again or otherwise_staged or staged_over_mpi

@@ -110,9 +110,13 @@ def test_what_a_function_raises_is_raised_with_its_traceback():
     ("word", "text", "code", "name"),
     [
         ("exit 3", "process 0 terminated with exit code 3", 3, None),
-        ("die 11", "process 0 terminated with signal SIGSEGV", -11, "SIGSEGV"),
         ("die 9", "process 0 terminated with signal SIGKILL", -9, "SIGKILL"),
-        ("die 15", "process 0 terminated with signal SIGTERM", -15, "SIGTERM"),
+        *(
+            pytest.param(
+                f"die {n}", f"process 0 terminated with signal {name}", -n, name, marks=pytest.mark.slow
+            )
+            for n, name in [(11, "SIGSEGV"), (15, "SIGTERM")]
+        ),
     ],
 )
 def test_how_a_process_has_exited(word, text, code, name):
