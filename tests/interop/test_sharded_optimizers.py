@@ -396,3 +396,25 @@ def test_torch_closures_and_copies(group):
         copy.deepcopy(opt)
     with pytest.raises(ss.InvalidArgumentError, match="distributed already"):
         ss.DistributedOptimizer(group, opt)
+
+
+@pytest.mark.parametrize("op", ["avg", None])
+def test_settings_that_differ_are_told_before_a_step(group, op):
+    """Each rank would update its part in its own way. Those that all change alike are fine."""
+    parameter = torch.nn.Parameter(torch.ones(300))
+    opt = ss.ShardedOptimizer(group, torch.optim.SGD([parameter], 0.1), op=op)
+    for rate in (0.1, 0.2, 0.2):
+        opt.param_groups[0]["lr"] = rate
+        parameter.grad = torch.ones(300)
+        opt.step()
+    before = parameter.detach().clone()
+    torch.testing.assert_close(before, torch.full((300,), 0.5))
+    if group.size == 1:
+        return
+    opt.param_groups[0]["lr"] = 0.1 * (2 + (group.rank == 1))
+    with pytest.raises(ss.MismatchError, match="settings"):
+        opt.step()
+    opt.param_groups[0]["lr"] = 0.1 * (2 + group.rank) + 0.01
+    with pytest.raises(ss.MismatchError, match=r"ShardedOptimizer: settings .*lr.* differs"):
+        opt.step()
+    assert torch.equal(parameter, before)

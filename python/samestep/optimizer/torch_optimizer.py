@@ -112,7 +112,7 @@ class Averager:
         self.paused = False
         self._backend = backend
         self._optimizer = weakref.ref(optimizer)
-        self._settings, self._has_other_settings = Settings(backend, optimizer), False
+        self._settings, self._has_other_settings = Settings(backend, optimizer, "DistributedOptimizer"), False
         self._op = op
         self.is_mean = not isinstance(op, Premul) and resolve(op) == resolve(ReduceOp.AVG)
         self._slots: dict[int, Slot] = {}  # by id of the parameter

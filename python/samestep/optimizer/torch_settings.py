@@ -17,8 +17,8 @@ _KINDS = (bool, int, float, str, tuple, type(None))
 class Settings:
     """Those of one optimizer, which are compared after the first pass, and when they have changed."""
 
-    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer) -> None:
-        self._backend, self._optimizer = backend, weakref.ref(optimizer)
+    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, act: str) -> None:
+        self._backend, self._optimizer, self._act = backend, weakref.ref(optimizer), act
         self._agreed: list[Any] | None = None
         backend._follow(self, Settings.forget)
 
@@ -44,7 +44,7 @@ class Settings:
             for key, value in group.items()
             if type(value) in _KINDS
         }
-        same(self._backend, named, act="DistributedOptimizer: settings", when=_WHEN)
+        same(self._backend, named, act=f"{self._act}: settings", when=_WHEN)
         self._agreed = self._now()
 
     def _now(self) -> list[Any]:

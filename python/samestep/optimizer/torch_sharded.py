@@ -23,6 +23,7 @@ from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_probe import require_elementwise
+from samestep.optimizer.torch_settings import Settings
 from samestep.optimizer.torch_sharded_state import gather, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
 from samestep.optimizer.torch_state import named_parameters, require_plain
@@ -101,6 +102,7 @@ class _ShardedStep:
             for name in ("step", "state_dict", "load_state_dict", "add_param_group")
         }
         self.gradients: Any = None if shards is None else ShardedGradients(backend, optimizer, shards)
+        self._settings = Settings(backend, optimizer, _ACT)
         self._is_averaged = False
         self._is_onto_sum = False  # that `average` has left
         self._watches: list[Any] = []
@@ -198,6 +200,8 @@ class _ShardedStep:
         """One step: average, update this rank's part, and share it. Collective."""
         loss = None
         self._exchange.require_current()
+        if self.gradients is None and self._settings.have_changed():
+            self._settings.compare()
         self._stop_watching()
         if closure is not None:
             with torch.enable_grad():

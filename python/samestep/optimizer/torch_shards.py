@@ -51,7 +51,7 @@ class ShardedGradients:
 
     def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> None:
         self._backend, self._optimizer = backend, weakref.ref(optimizer)
-        self._settings = Settings(backend, optimizer)
+        self._settings = Settings(backend, optimizer, "DistributedOptimizer")
         like = {name: p.detach() for name, p in named_parameters(optimizer).items() if p.requires_grad}
         self._total = Accumulator(backend, shards, like=like)
         self._is_averaged = False
