@@ -1,5 +1,7 @@
 """Collectives as parts of programs compiled by JAX: each verb, its order among others, its derivative and its vmap."""
 
+import functools
+
 import numpy as np
 import pytest
 import samestep as ss
@@ -233,3 +235,34 @@ def test_a_program_that_python_has_dropped_still_ends(group):
 
     results = [result(i) for i in range(4)]
     assert [float(x) for x in results] == [group.size * i for i in range(4)]
+
+
+@pytest.mark.parametrize("flag", [bool, np.bool_])
+def test_flags_in_compiled_functions_are_equal_on_all_ranks(group, flag):
+    def reduced(x, value):
+        tree = group.allreduce_tree({"x": x, "is": flag(value)})
+        assert isinstance(tree["is"], flag)
+        return tree["x"]
+
+    x = jnp.ones(2)
+    np.testing.assert_array_equal(jax.jit(lambda x: reduced(x, True))(x), [group.size] * 2)
+    if group.size > 1:
+        with pytest.raises(
+            ss.MismatchError, match=r"leaf \['is'\] is the flag True on rank 0 and the flag False"
+        ):
+            jax.block_until_ready(jax.jit(lambda x: reduced(x, group.rank == 0))(x))
+        np.testing.assert_array_equal(jax.jit(lambda x: reduced(x, False))(x), [group.size] * 2)
+
+
+@pytest.mark.parametrize("verb", ["allreduce_tree", "synchronize", "allgather"])
+def test_types_that_no_collective_takes_are_named_in_compiled_functions(group, verb):
+    call = getattr(group, verb, None) or functools.partial(ss.synchronize, group)
+    q = jnp.ones(2, jnp.int4)
+    where = "allgather" if verb == "allgather" else rf"{verb}\(.*leaf \['q'\]"
+    with pytest.raises(ss.InvalidArgumentError, match=f"{where}: dtype int4 cannot be sent"):
+        jax.jit(lambda q: call(q if verb == "allgather" else {"q": q}))(q)
+
+
+def test_synchronize_says_why_an_array_of_jax_cannot_be_sent(group):
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['q'\].* no DLPack equivalent"):
+        ss.synchronize(group, {"q": jnp.ones(2, jnp.int4)})

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from samestep import _core
+import numpy as np
+
+from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep.errors import InvalidArgumentError
 from samestep.group.compiled_collective import Collective
@@ -64,6 +66,7 @@ def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
     _refuse_parallel_devices(collective.act)
     if collective.verb in _REDUCTIONS:
         _refuse_keys(collective, leaves)
+    _refuse_dtypes(collective, leaves)
     return jax_primitive.bind(collective, leaves)
 
 
@@ -171,6 +174,13 @@ def _refuse_keys(collective: Collective, leaves: Sequence[Any]) -> None:
         if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
             which = f"leaf {collective.names[i]}: " if collective.names[i] else ""
             raise InvalidArgumentError(f"{collective.act}: {which}{NO_SUM_OF_KEYS}")
+
+
+def _refuse_dtypes(collective: Collective, leaves: Sequence[Any]) -> None:
+    """Raise the error of arrays outside of compiled functions, for which XLA has numbers in place of names."""
+    for name, leaf in zip(collective.names, leaves, strict=True):
+        if isinstance(dtype := getattr(leaf, "dtype", None), np.dtype):
+            arrays.info(np.empty(0, dtype), f"{collective.act}: leaf {name}" if name else collective.act)
 
 
 def _refuse_parallel_devices(act: str) -> None:

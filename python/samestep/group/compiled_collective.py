@@ -23,5 +23,7 @@ class Collective(NamedTuple):
     timeout: float = math.inf
     names: tuple[str, ...] = ("",)
     """Of the leaves of a tree."""
+    flags: tuple[tuple[str, str], ...] = ()
+    """Leaves of a tree that are not sent and must be equal: names, and what they are."""
     explain: Callable[..., None] | None = None
-    """For trees, which the ranks compare: `explain(group, act, names, shapes, dtypes)` raises where they differ."""
+    """For trees, which the ranks compare: `explain(collective, shapes, dtypes)` raises where they differ."""

@@ -106,7 +106,7 @@ def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
     """The object that the program refers to by number. It lives as long as the group: XLA may still run a program that
     Python has dropped.
     """
-    group, verb, act, op, factor, root, timeout, names, explain = collective
+    group, verb, act, op, factor, root, timeout, names, flags, explain = collective
     shapes, dtypes = zip(*((aval.shape, str(aval.dtype)) for aval in ctx.avals_in), strict=True)
     made = _core.CompiledCall(
         group._comm,
@@ -116,8 +116,8 @@ def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
         root=root,
         timeout=timeout,
         act=act,
-        names=zlib.crc32("\0".join([act, *names]).encode(errors="surrogatepass")),
-        explain=explain and functools.partial(explain, group, act, names, shapes, dtypes),
+        names=zlib.crc32("\0".join([act, *names, *sum(flags, ())]).encode(errors="surrogatepass")),
+        explain=explain and functools.partial(explain, collective, shapes, dtypes),
     )
     group._cache.setdefault("compiled calls", []).append(made)
     return made

@@ -99,7 +99,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     if objects == "keep":
-        divided = looks.problems | _closed_containers(flat.leaves, kinds) | divided
+        divided = _closed_containers(flat.leaves, kinds) | looks.problems | divided
     if divided:
         kinds = signature.with_refusals(kinds, divided)
     mine = signature.Description(act, flat.names, kinds, aliases)

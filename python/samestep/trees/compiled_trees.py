@@ -11,7 +11,8 @@ from samestep.group.compiled_collective import Collective
 from samestep.group.group import Group
 from samestep.trees import Flat, signature
 from samestep.trees.fusion import timer
-from samestep.trees.identity import passes
+from samestep.trees.identity import is_flag, passes
+from samestep.trees.reducible import flag_text
 
 
 def call(
@@ -52,6 +53,11 @@ def call(
             act,
             timeout=backend._seconds(timeout),
             names=tuple(flat.names[i] for i in moved),
+            flags=tuple(
+                (flat.names[i], flag_text(leaf))
+                for i, leaf in enumerate(results)
+                if is_flag(leaf) and i not in moved
+            ),
             explain=_explain,
             **details,
         )
@@ -61,12 +67,13 @@ def call(
     return flat.rebuild(results)
 
 
-def _explain(
-    group: Group, act: str, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
-) -> None:
+def _explain(collective: Collective, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
     """Raise the MismatchError of ranks whose programs hold different trees. Collective."""
+    group, flags = collective.group, collective.flags
     kinds = [signature.kind_of_array(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-    mine = signature.Description(act, list(names), kinds, list(range(len(kinds))))
+    kinds += [what for _, what in flags]
+    names = [*collective.names, *(name for name, _ in flags)]
+    mine = signature.Description(collective.act, names, kinds, list(range(len(kinds))))
     everyone = signature.gather_if_different(group, mine, timer(None), compared=True)
     assert everyone is not None
     signature.check_same(group.name, everyone)

@@ -28,6 +28,11 @@ def is_reduced_number(leaf: Any) -> bool:
     return type(leaf) in (float, complex)
 
 
+def flag_text(flag: Any) -> str:
+    """What a flag is, which must be the same on all ranks."""
+    return f"the flag {bool(flag)}"
+
+
 def describe_leaves(
     names: Sequence[str],
     leaves: Sequence[Any],
@@ -51,7 +56,7 @@ def describe_leaves(
     for i, info in enumerate(looks.infos):
         if info is None and leaves[i] is not None:
             if is_flag(leaves[i]):
-                looks.kinds[i] = f"the flag {bool(leaves[i])}"
+                looks.kinds[i] = flag_text(leaves[i])
             elif why := looks.problems.get(i) or why_refused(
                 leaves[i], is_whole=len(names) == 1 and not names[0]
             ):
