@@ -195,7 +195,11 @@ def new_group(
       >>> dist.destroy_process_group()
     """
     of = the_world()
-    chosen = list(range(of.size)) if ranks is None else _listed(ranks)
+    if ranks is not None and (isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable)):
+        raise TypeError(f"new_group: ranks must be a list of ints, got {type(ranks).__name__}")
+    chosen = [
+        whole_number(rank, "new_group", "ranks") for rank in (range(of.size) if ranks is None else ranks)
+    ]
     seconds = of.timeout if timeout is None else seconds_of(timeout)
     kind = of.kind if backend is None else KINDS[Backend(backend)]
     with _core.UserCall("new_group"):
@@ -223,9 +227,3 @@ def new_group(
         made = other_backend.open_group(of, kind, everyone, seconds)
     _members[made] = everyone
     return made
-
-
-def _listed(ranks: Any) -> list[int]:
-    if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
-        raise TypeError(f"new_group: ranks must be a list of ints, got {type(ranks).__name__}")
-    return [whole_number(rank, "new_group", "ranks") for rank in ranks]

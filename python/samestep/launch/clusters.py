@@ -66,7 +66,12 @@ def _torchrun(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> Nod
         if n_ranks not in ("auto", "cpu", "gpu"):
             raise ValueError(f"PET_NPROC_PER_NODE={n_ranks} is not a number of ranks")
         n_ranks = ""
-    total = _number("PET_NNODES", least)
+    total, port = _number("PET_NNODES", least), None
+    if (
+        env.get("PET_MASTER_PORT")
+        and not 0 < (port := _number("PET_MASTER_PORT", env["PET_MASTER_PORT"])) < 65536
+    ):
+        raise ValueError(f"PET_MASTER_PORT={port} is not a port, 1 to 65535")
     if total == 1 and not n_ranks:
         return None
     return Nodes(
@@ -74,7 +79,7 @@ def _torchrun(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> Nod
         total,
         _number("PET_NODE_RANK", env.get("PET_NODE_RANK") or "0"),
         env.get("PET_MASTER_ADDR", ""),
-        _port(env, "PET_MASTER_PORT"),
+        port,
         _number("PET_NPROC_PER_NODE", n_ranks) if n_ranks else None,
     )
 
@@ -137,14 +142,6 @@ def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{name}={text} is not a number")
     return int(text)
-
-
-def _port(env: Mapping[str, str], name: str) -> int | None:
-    if not env.get(name):
-        return None
-    if not 0 < (port := _number(name, env[name])) < 65536:
-        raise ValueError(f"{name}={port} is not a port, 1 to 65535")
-    return port
 
 
 _Reader = Callable[[Mapping[str, str], str, "int | None"], "Nodes | None"]

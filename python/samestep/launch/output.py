@@ -167,20 +167,17 @@ class Output:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(fd, error)
+            self._lost.add(fd)
+            self._waiting = deque(item for item in self._waiting if item[0] != fd)
+            self.n_waiting = sum(len(data) for _, data in self._waiting)
+            if fd == 1:
+                self._on_lost(error)
             return
         self.n_waiting -= n_written
         if n_written == len(data):
             self._waiting.popleft()
         else:
             self._waiting[0] = (fd, data[n_written:])
-
-    def _lose(self, fd: int, error: OSError) -> None:
-        self._lost.add(fd)
-        self._waiting = deque(item for item in self._waiting if item[0] != fd)
-        self.n_waiting = sum(len(data) for _, data in self._waiting)
-        if fd == 1:
-            self._on_lost(error)
 
     def _log(self, rank: int, fd: int, data: bytes) -> None:
         view = memoryview(data)

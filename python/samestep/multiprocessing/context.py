@@ -83,18 +83,15 @@ class ProcessContext:
         for i in [i for sentinel, i in running.items() if sentinel in ready]:
             if i in self._reports:
                 self._read(i)
-            self._note_end(i)
+            process = self._processes[i]
+            process.join()
+            self._endings[i] = self._ending(i, process.exitcode)
+            process.close()
 
     def _read(self, i: int) -> None:
         report = self._reports.pop(i)
         with report, contextlib.suppress(EOFError, OSError):
             self._errors[i] = json.loads(report.recv_bytes())
-
-    def _note_end(self, i: int) -> None:
-        process = self._processes[i]
-        process.join()
-        self._endings[i] = self._ending(i, process.exitcode)
-        process.close()
 
     def _ending(self, i: int, status: int | None) -> ProcessExit:
         signalled_at, signals = self._signalled_at, self._signals

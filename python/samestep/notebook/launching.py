@@ -23,14 +23,6 @@ def launch_ranks(
         raise InvalidArgumentError(f"launch: n must be at least 1, got {n}")
     if not callable(function):
         raise TypeError(f"launch: the function must be callable, got {type(function).__name__}")
-    order = _pickled(function, arguments, keywords)
-    ranks = Ranks(n)
-    results = ranks.order("call", order, grace=_GRACE_S)
-    ranks.end()
-    return [pickle.loads(result) for result in results]
-
-
-def _pickled(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
     try:
         order = dumps((function, tuple(arguments), dict(keywords)))
     except Exception as error:
@@ -39,7 +31,10 @@ def _pickled(function: Callable[..., Any], arguments: Sequence[Any], keywords: M
         ) from error
     if getattr(function, "__module__", "") == "__main__" and _advice():
         raise InvalidArgumentError(f"launch: other processes do not have this __main__{_advice()}")
-    return order
+    ranks = Ranks(n)
+    results = ranks.order("call", order, grace=_GRACE_S)
+    ranks.end()
+    return [pickle.loads(result) for result in results]
 
 
 def _advice() -> str:

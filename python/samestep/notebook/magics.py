@@ -30,14 +30,10 @@ class _Magic:
                 raise Error(_USAGE)
             print(f"{self._ranks.n if self._ranks is not None and self._ranks.alive else 0} ranks")
             return
-        self._run(self._wanted(word), cell)
-
-    def _wanted(self, word: str) -> int:
-        if not word and self._n:
-            return self._n
+        word = word or str(self._n or "")
         if not (word.isascii() and word.isdigit() and int(word)):
             raise Error(f"%%ranks {word}: {_USAGE}")
-        return int(word)
+        self._run(int(word), cell)
 
     def _run(self, n: int, cell: str) -> None:
         ranks, self._n = self._ranks, n

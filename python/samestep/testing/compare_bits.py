@@ -85,7 +85,11 @@ def _run(script: str, n_ranks: int, args: Sequence[str], timeout: float) -> Run:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if not lines:
         raise AssertionError(f"{what} has called no Accumulator.mean(), which is what is compared")
-    return Run(n_ranks, [_parsed(line) for line in lines])
+    means = []
+    for accumulator, step, weight, hashes in map(json.loads, lines):
+        label = f"step {step}" if accumulator == 0 else f"step {step} of accumulator {accumulator}"
+        means.append((label, weight, [(name, value) for name, value in hashes]))
+    return Run(n_ranks, means)
 
 
 def _ranks(n_ranks: int) -> str:
@@ -94,12 +98,6 @@ def _ranks(n_ranks: int) -> str:
 
 def _tail(output: bytes | None) -> str:
     return (output or b"").decode(errors="replace")[-_MAX_OUTPUT:]
-
-
-def _parsed(line: str) -> tuple[str, str, list[tuple[str, str]]]:
-    accumulator, step, weight, hashes = json.loads(line)
-    label = f"step {step}" if accumulator == 0 else f"step {step} of accumulator {accumulator}"
-    return label, weight, [(name, value) for name, value in hashes]
 
 
 def compare(one: Run, other: Run) -> str:

@@ -46,22 +46,18 @@ def rendezvous_handler(
     elif launchers.can_meet(started_by) and not mpi_library.load().path:
         store, rank, size = _by_launcher(url, timeout)
     else:
-        store, rank, size = _over_mpi(url, timeout)
+        loaded = bootstrap_mpi.load()
+        started = gather(probe_mpi=False, cuda=False, hip=False)
+        check_launch(started, loaded.size, loaded.description)
+        from mpi4py import MPI
+
+        store, rank, size = _at_rank_0(url, timeout, loaded.rank, loaded.size, MPI.COMM_WORLD.allgather)
     found = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
     for name, value in (
         found | _local_variables(dist.PrefixStore("samestep hosts", store), rank, size)
     ).items():
         os.environ.setdefault(name, str(value))
     yield store, rank, size
-
-
-def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
-    loaded = bootstrap_mpi.load()
-    started = gather(probe_mpi=False, cuda=False, hip=False)
-    check_launch(started, loaded.size, loaded.description)
-    from mpi4py import MPI
-
-    return _at_rank_0(url, timeout, loaded.rank, loaded.size, MPI.COMM_WORLD.allgather)
 
 
 def _by_launcher(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
