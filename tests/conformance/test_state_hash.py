@@ -159,3 +159,12 @@ def test_functions_that_hold_what_cannot_be_compared_are_refused(group):
     for leaf in (schedule(object()), itself):
         with pytest.raises(ss.InvalidArgumentError, match=r"same\(\).*leaf \['k'\].* ranks cannot compare"):
             group.same({"k": leaf})
+
+
+@pytest.mark.ranks(2)
+def test_a_comparison_that_one_rank_alone_was_told_to_make_is_named(group, monkeypatch):
+    if group.rank == 1:
+        monkeypatch.setenv("SAMESTEP_VERIFY", "1")
+    opt = ss.DistributedOptimizer(group, SGD())
+    with pytest.raises(ss.MismatchError, match=r"rank 1: same\(\) of SAMESTEP_VERIFY"):
+        opt.update([np.ones(3)], (), [np.ones(3)])
