@@ -36,8 +36,11 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
         )
         return [Program("mpirun", argv, env | extra | {BOOTSTRAP: json.dumps(where)})]
     where = {**where, "size": options.n_ranks}
-    found = []
-    for host, ranks in _ranks_by_host(options):
+    found: list[Program] = []
+    first = 0
+    for host, n_ranks in [(one.name, one.n_ranks) for one in options.hosts] or [("", options.n_ranks)]:
+        ranks = range(first, first + n_ranks)
+        first += n_ranks
         if not host or network.is_this_host(host):
             found += [
                 Program(
@@ -53,16 +56,6 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
             line = [*options.rsh, host, _for_shell(agent, env)]
             message = json.dumps({**where, "ranks": list(ranks)}).encode() + b"\n"
             found.append(Program(f"{options.rsh[0]} to {host}", line, env, tuple(ranks), stdin=message))
-    return found
-
-
-def _ranks_by_host(options: Options) -> list[tuple[str, range]]:
-    if not options.hosts:
-        return [("", range(options.n_ranks))]
-    found, first = [], 0
-    for host in options.hosts:
-        found.append((host.name, range(first, first + host.n_ranks)))
-        first += host.n_ranks
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -60,7 +61,10 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
       listed: the number of the argument that lists tensors, if each of them is an operation of the core.
       collective: if this rank cannot begin it, the others are told.
     """
-    name = _profiler_label(method.__name__.lstrip("_"))
+    # Scripts search profiles for the second word, as in `gloo:all_reduce`.
+    name = re.sub("all(reduce|gather)", r"all_\1", method.__name__.lstrip("_")).replace(
+        "alltoall", "all_to_all"
+    )
     label = f"samestep:{name}"
     theirs = _NAMES_OF_GROUPS.get(method.__name__, method.__name__)
 
@@ -93,17 +97,6 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
 _verb_on_lists = functools.partial(_verb, listed=0)
 _verb_from_lists = functools.partial(_verb, listed=1)
 _message = functools.partial(_verb, collective=False)
-
-
-def _profiler_label(name: str) -> str:
-    """The name in profiles. Scripts search for the second word, as in `gloo:all_reduce`."""
-    for ours, theirs in (
-        ("allreduce", "all_reduce"),
-        ("allgather", "all_gather"),
-        ("alltoall", "all_to_all"),
-    ):
-        name = name.replace(ours, theirs)
-    return name
 
 
 class Verbs:

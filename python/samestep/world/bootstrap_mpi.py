@@ -138,7 +138,10 @@ def load() -> LoadedMPI:
     Raises:
       UnavailableError: mpi4py or its library cannot be loaded, or MPI has been finalised already.
     """
-    _set_opal_prefix()
+    # Open MPI from a wheel finds its parts by OPAL_PREFIX, which mpirun sets; a process started without mpirun has to
+    # set it itself.
+    if "OPAL_PREFIX" not in os.environ and (Path(sys.prefix) / "lib" / "libmpi.so.40").exists():
+        os.environ["OPAL_PREFIX"] = sys.prefix
     try:
         with _tolerate_peer_failure(os.environ):
             from mpi4py import MPI
@@ -154,13 +157,6 @@ def load() -> LoadedMPI:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return LoadedMPI(MPI)
-
-
-def _set_opal_prefix() -> None:
-    # Open MPI from a wheel finds its parts by OPAL_PREFIX, which mpirun sets; a process started
-    # without mpirun has to set it itself.
-    if "OPAL_PREFIX" not in os.environ and (Path(sys.prefix) / "lib" / "libmpi.so.40").exists():
-        os.environ["OPAL_PREFIX"] = sys.prefix
 
 
 def has_fabric() -> bool:

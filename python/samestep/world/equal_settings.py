@@ -46,15 +46,13 @@ def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> d
       >>> require_equal([{"SAMESTEP_ALGORITHM": "two_shot"}] * 2, ["SAMESTEP_ALGORITHM", "SAMESTEP_SEGMENT_BYTES"])
       {'SAMESTEP_ALGORITHM': 'two_shot', 'SAMESTEP_SEGMENT_BYTES': ''}
     """
-    _require_one_version([given.get(_VERSION, "unknown") for given in table])
-    return {name: _equal(name, [given.get(name) for given in table]) for name in names}
-
-
-def _require_one_version(versions: Sequence[str]) -> None:
-    ranks = {version: [i for i, one in enumerate(versions) if one == version] for version in versions}
-    if len(ranks) > 1:
-        found = ", ".join(f"{version} on {ranks_text(which)}" for version, which in ranks.items())
+    versions: dict[str, list[int]] = {}
+    for rank, given in enumerate(table):
+        versions.setdefault(given.get(_VERSION, "unknown"), []).append(rank)
+    if len(versions) > 1:
+        found = ", ".join(f"{version} on {ranks_text(ranks)}" for version, ranks in versions.items())
         raise MismatchError(f"all ranks need the same version of samestep, but have {found}")
+    return {name: _equal(name, [given.get(name) for given in table]) for name in names}
 
 
 def _equal(name: str, given: Sequence[str | None]) -> str:

@@ -189,7 +189,10 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
 
 def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     crash_report.install()  # first, so that a launcher learns why ranks did not meet, too
-    _check_variables(arguments)
+    said = any(arguments[name] is not None for name in ("init_method", "rank", "world_size"))
+    if not said and (wrong := launchers.problem()):  # no rank of one job, by the variables of launchers
+        raise InvalidArgumentError(f"initialize: {wrong}")
+    children.refuse_child(arguments)
     timeout = _seconds("timeout", arguments["timeout"], _settings.TIMEOUT, DEFAULT_TIMEOUT)
     prepare_core()
     probe_mpi = requested == "mpi" or launchers.launcher().name in launchers.MPI_LAUNCHERS
@@ -227,14 +230,6 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
         world._regroup = functools.partial(regroup, world, goes_on, arguments)
     _register_at_exit()
     return world
-
-
-def _check_variables(arguments: dict[str, Any]) -> None:
-    """Raises InvalidArgumentError where the variables of launchers do not make this process a rank of one job."""
-    said = any(arguments[name] is not None for name in ("init_method", "rank", "world_size"))
-    if not said and (wrong := launchers.problem()):
-        raise InvalidArgumentError(f"initialize: {wrong}")
-    children.refuse_child(arguments)
 
 
 def prepare_core() -> None:
