@@ -58,6 +58,7 @@ def test_a_group_that_one_rank_cannot_make_is_made_by_none(ranks, n, of, verb):
     assert re.search(cures[of], text), text
 
 
+@pytest.mark.slow
 def test_a_rank_whose_collective_fails_tells_the_others_over_mpi():
     n = 3
     ended = jobs.run(

@@ -16,7 +16,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("backend", ["native", "mpi"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_every_rank_learns_what_differs_and_what_is_invalid(begin, backend, monkeypatch):
     for name in OTHER:
         monkeypatch.delenv(name, raising=False)

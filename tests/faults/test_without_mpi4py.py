@@ -17,8 +17,14 @@ def without(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("backend", [None, "native"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    ("n", "backend"),
+    [
+        (1, "native"),
+        (3, None),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, None), (3, "native")]),
+    ],
+)
 def test_ranks_meet_again_and_again(n, backend, without):
     ended = jobs.run(n, program("rendezvous/pmi", "total", backend, 2), **without)
     assert ended.code == 0, ended.text

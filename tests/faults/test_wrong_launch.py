@@ -14,10 +14,10 @@ MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2"}
     ("variables", "backend"),
     [
         (OPEN_MPI, None),
-        (MPICH, "mpi"),
         *(
             pytest.param(variables, backend, marks=pytest.mark.slow)
             for variables, backend in [
+                (MPICH, "mpi"),
                 (OPEN_MPI, "mpi"),
                 (OPEN_MPI, "native"),
                 (MPICH, None),

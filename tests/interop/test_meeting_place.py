@@ -116,8 +116,18 @@ def test_under_samestep_run_with_mpi(users):
     assert run([*RUN_COMMAND, "--mpi", "-n", "2"], *users) == 2
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("user", ["world", "closed", "face"])
+@pytest.mark.parametrize(
+    ("user", "transport"),
+    [
+        ("world", "shm"),
+        ("closed", "tcp"),
+        ("face", "tcp"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [("world", "tcp"), ("closed", "shm"), ("face", "shm")]
+        ),
+    ],
+)
 def test_the_port_is_free_when_the_ranks_have_met(user, transport):
     again = [user] if user == "closed" else []
     users = [user, "port_is_free", *again]

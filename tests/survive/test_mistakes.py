@@ -199,7 +199,7 @@ def test_a_job_has_one_state():
     assert "a job that goes on after a loss has one" in err
 
 
-@pytest.mark.parametrize("how", ["assigns", "in place", "by gradients"])
+@pytest.mark.parametrize("how", ["assigns", "in place", pytest.param("by gradients", marks=pytest.mark.slow)])
 def test_what_has_changed_in_place_is_not_repeated(how):
     code, found, err = run("changes", how, n=3)
     if how == "assigns":

@@ -19,7 +19,9 @@ def samplers(n_items, size, **options):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", range(1, 17))
+@pytest.mark.parametrize(
+    "size", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (1, 2, 3, 8, 13))) for n in range(1, 17)]
+)
 def test_shares_at_any_number_of_items_and_ranks(mode, size):
     for n_items in range(65):
         shares = [list(sampler) for sampler in samplers(n_items, size, mode=mode)]
