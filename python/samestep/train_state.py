@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from samestep import state_file
-from samestep._util.text import error_line
+from samestep._util.text import error_line, warn
 from samestep.backend import Backend
 from samestep.data.sampler import DistributedSampler
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.group.backend_argument import require_backend
-from samestep.group.group import warn
 from samestep.internal import facts
 from samestep.optimizer import sharded
 from samestep.optimizer.copies import Copies

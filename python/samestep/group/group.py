@@ -16,7 +16,6 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
-from samestep._util.text import warn as warn  # noqa: PLC0414 - `train_state` takes it from here
 from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
 from samestep.group import compiled, hosts, other_names

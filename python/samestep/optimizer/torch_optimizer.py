@@ -125,9 +125,8 @@ class Averager:
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self._n_steps = 0
-        self._n_since = (
-            0  # steps that have changed parameters since the last pass that averaged; on all ranks the same
-        )
+        self._n_since = 0
+        """Steps that have changed parameters since the last pass that averaged; on all ranks the same."""
         backend._follow(self, Averager._begin_with_newcomers)
         self.refresh_parameters()
 

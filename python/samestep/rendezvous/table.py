@@ -116,9 +116,8 @@ class Table:
 
 
 _FULL = "the store is full: open to everybody, it keeps little; give all ranks one SAMESTEP_SECRET"
-_OPERATIONS: dict[
-    str, tuple[Callable[..., Any], list[Any], Any]
-] = {  # with the layouts of arguments and result
+# With the layouts of arguments and result.
+_OPERATIONS: dict[str, tuple[Callable[..., Any], list[Any], Any]] = {
     "set": (Table._set, [_PATH, str], None),
     "add": (Table._add, [_PATH, int], int),
     "compare_set": (Table._compare_set, [_PATH, str, str], str),
