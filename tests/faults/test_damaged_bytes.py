@@ -43,9 +43,10 @@ def check(job, between):
     found = [job.report(rank) for rank in range(len(job.processes))]
     assert [each["wrong"] for each in found] == [0] * len(found)
     for rank in between:
-        assert found[rank]["text"].startswith("PeerLostError")
-        assert all(f"rank {each}" in found[rank]["text"] for each in between)
-        assert "were changed on the way" in found[rank]["text"]
+        text = found[rank]["text"]
+        assert text.startswith("PeerLostError"), text
+        assert all(f"rank {each}" in text for each in between), text
+        assert "were changed on the way" in text
     assert all("Error" in each["text"] for each in found)
 
 
