@@ -21,7 +21,12 @@ void Family::leave(const std::exception_ptr& error, const Departure& why) {
     progress_engines = engines_;
   }
   for (const auto& weak : progress_engines) {
-    if (const std::shared_ptr<ProgressEngine> engine = weak.lock()) engine->leave(error, why);
+    const std::shared_ptr<ProgressEngine> engine = weak.lock();
+    if (engine == nullptr) continue;
+    const std::lock_guard lock(engine->mutex());
+    if (!engine->usable()) continue;
+    engine->progress();  // what the rank that is lost has finished is finished here, too
+    engine->leave(error, why);
   }
 }
 

@@ -25,3 +25,14 @@ def test_a_program_ends_during_calls_of_daemon_threads(ranks, verbs):
         assert job.report(rank) == {"ended": True}
     for process in job.processes:
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_what_the_other_rank_has_finished_is_finished_here_too(ranks, tmp_path):
+    job = ranks(program("faults/daemon_threads", "end_before_the_other_looks"), 2)
+    assert job.report(1) == {"total": 2.0}
+    assert job.processes[1].wait(PATIENCE_S) == 0
+    (tmp_path / "ended").touch()
+    found = job.report(0)
+    assert found["total"] == 2.0
+    assert "its program exited" in found["error"]
+    assert job.processes[0].wait(PATIENCE_S) == 0

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import logging
+import os
 import sys
 import threading
 import time
 
 import numpy as np
 import samestep as ss
-from native_rank import rank, report, size, start
+from native_rank import folder, rank, report, size, start
 
 N_CALLS = 20
 
@@ -65,6 +66,23 @@ def end_during(*verbs):
         world.allreduce(np.ones(3))
         time.sleep(1e-3)
     report(ended=True)
+
+
+def end_before_the_other_looks():
+    """Rank 1 ends after an allreduce; rank 0 learns of it in another group, before it looks whether that is done."""
+    world = start()
+    half = world.split(0)
+    if rank == 1:
+        report(total=float(world.allreduce(np.ones(3))[0]))
+        return
+    receiving, reducing = half.irecv(np.empty(3), 1), world.iallreduce(np.ones(3))
+    while not os.path.exists(os.path.join(folder, "ended")):
+        time.sleep(0.01)
+    half._comm.check_peers()
+    try:
+        receiving.wait()
+    except ss.PeerLostError as error:
+        report(total=float(reducing.wait()[0]), error=str(error))
 
 
 if __name__ == "__main__":
