@@ -1,27 +1,9 @@
 """Ranks divide the state of an optimizer, keep copies of each other's parts, and die."""
 
-import subprocess
-
 import pytest
 import samestep as ss
-from running import RUN_COMMAND, program
 from samestep.optimizer.copies import _newest
-
-PATIENCE_S = 120
-
-
-def run(function, *values, n=4, words=("--min-ranks", "1")):
-    """Runs a function of the program: exit code, what it printed, what was said to be wrong."""
-    command = [*RUN_COMMAND, "-n", str(n), "--raw", *words, *program("survive/train", function, *values)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def result(done):
-    code, out, err = done
-    (line,) = [line for line in out.splitlines() if line.startswith("result ")]
-    assert code == 0, err
-    return line.split()[1:]
+from surviving import elastic, result, run
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +13,7 @@ def undisturbed():
 
     def of(library):
         if library not in known:
-            known[library] = result(run("divided", [], library, n=1, words=()))[:2]
+            known[library] = result(run("divided", [], library, n=1))[:2]
         return known[library]
 
     return of
@@ -65,20 +47,19 @@ slow = pytest.mark.slow
 def test_ranks_die_and_the_state_is_divided_anew(undisturbed, library, planned):
     if library == "jax":
         pytest.importorskip("optax")
-    done = run("divided", planned, library)
+    done = run("divided", planned, library, words=elastic())
     n_dead = sum("interrupted" not in place for place in planned)
     assert result(done) == [*undisturbed(library), str(4 - n_dead)]
 
 
 @pytest.mark.parametrize("n", [pytest.param(2, marks=slow), 3])
 def test_a_newcomer_gets_a_part(undisturbed, n, tmp_path):
-    words = ("--min-ranks", "1", "--max-restarts", "1")
-    done = run("divided", ["1.0@4:mean"], "numpy", None, None, str(tmp_path), n=n, words=words)
+    done = run("divided", ["1.0@4:mean"], "numpy", None, None, str(tmp_path), n=n, words=elastic(restarts=1))
     assert result(done) == [*undisturbed("numpy"), str(n)]
 
 
 @slow
-@pytest.mark.parametrize("words", [(), ("--min-ranks", "1")])
+@pytest.mark.parametrize("words", [(), elastic()])
 def test_a_file_holds_the_whole_state(undisturbed, words, tmp_path):
     file = str(tmp_path / "state")
     code, out, err = run("divided", [], "numpy", file, 5, n=3, words=words)
@@ -87,7 +68,7 @@ def test_a_file_holds_the_whole_state(undisturbed, words, tmp_path):
 
 
 def test_neighbours_that_are_lost_at_once_end_the_job():
-    code, out, err = run("divided", ["1.0@3:updated", "2.0@3:updated"], "numpy")
+    code, out, err = run("divided", ["1.0@3:updated", "2.0@3:updated"], "numpy", words=elastic())
     assert (code == 0, out) == (False, "")
     assert "neither the owner nor the copy is left of the parts of rank 1 of 4" in err
 
@@ -95,7 +76,7 @@ def test_neighbours_that_are_lost_at_once_end_the_job():
 @pytest.mark.parametrize("gone", [["2.0"], pytest.param(["1.0", "2.0"], marks=slow)])
 def test_a_group_that_has_shrunk_does_not_take_the_state_of_before(gone):
     pytest.importorskip("torch")
-    code, out, err = run("shrunk", *gone, n=3)
+    code, out, err = run("shrunk", *gone, n=3, words=elastic())
     assert code == 0, err
     left = 3 - len(gone)
     assert (
@@ -118,10 +99,11 @@ def test_the_newest_division_that_is_whole_holds():
 
 def test_what_cannot_be_kept_is_refused():
     pytest.importorskip("torch")
-    code, out, err = run("refused", n=2, words=())
+    code, out, err = run("refused", n=2)
     assert code == 0, err
     assert out.count("copies must be 1 or 2, got 3") == 2
     assert out.count("copies=2 is not for torch optimizers") == 2
     assert out.count("ShardedOptimizer(copies=2) needs undo=True") == 2
     assert out.count("state has a part of the state of a ShardedOptimizer") == 2
     assert out.count("this is not a state of Momentum for these parameters") == 2
+    assert out.count("kept after an update") == 2

@@ -9,27 +9,9 @@ import sys
 import pytest
 from running import RUN_COMMAND, program, script
 from samestep.step.audit import choose
+from surviving import PATIENCE_S, elastic, result, run
 
-PATIENCE_S = 120
 FILE = "survive/train"
-
-
-def run(function, *values, n=4, words=()):
-    """Runs a function of the program: exit code, what it printed, what the launcher said."""
-    command = [*RUN_COMMAND, "-n", str(n), "--raw", *words, *program(FILE, function, *values)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def elastic(least=1, restarts=0):
-    return ["--min-ranks", str(least), "--max-restarts", str(restarts)]
-
-
-def result(done):
-    code, out, err = done
-    (line,) = [line for line in out.splitlines() if line.startswith("result ")]
-    assert code == 0, err
-    return line.split()[1:]
 
 
 @pytest.fixture(scope="module")

@@ -121,13 +121,13 @@ class ShardedTransformation:
             raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
         plan, self.divided_among = self._plan_for(flat), self._backend.size
         if self._backend.size == 1:
-            return self._noted(self.inner.init(params), plan, params, params)
-        return self._noted(self.inner.init(plan.cut(flat, f"{_ACT}.init")), plan, params, params)
+            return self._noted(self.inner.init(params), plan, params, made_of=params)
+        return self._noted(self.inner.init(plan.cut(flat, f"{_ACT}.init")), plan, params, made_of=params)
 
-    def _noted(self, state: Any, plan: _Plan, of: Any, made_of: Any = None) -> Any:
+    def _noted(self, state: Any, plan: _Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
         """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
         known = (self, plan, made_of) if self.copies > 1 else None
-        return note_part(state, of, by=known) if known or self._backend.size > 1 else state
+        return note_part(state, of, one=one, by=known) if known or self._backend.size > 1 else state
 
     def update(
         self, grads: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
@@ -150,9 +150,13 @@ class ShardedTransformation:
             grads, extra = reduce_all(
                 self._backend, _UPDATE, grads, extra, self._op, weight=weight, no_functions=_ONLY_PARTS
             )
-        if self._backend.size == 1:
-            return self.inner.update(grads, state, *others, **extra)
         flat = trees.flatten(grads)
+        is_traced = compiled.is_traced(flat.leaves)
+        if self._backend.size == 1:
+            updates, state = self.inner.update(grads, state, *others, **extra)
+            if self.copies > 1 and not is_traced:
+                state = self._noted(state, self._plan_of_update(flat, params), None, one=True)
+            return updates, state
         plan = self._plan_of_update(flat, params)
         if "grad" in extra:
             extra["grad"] = plan.cut(trees.flatten(extra["grad"]), f"{_UPDATE}: grad")
@@ -160,7 +164,7 @@ class ShardedTransformation:
         others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
         joined = self._joined(plan, trees.flatten(updates))
-        return joined, state if compiled.is_traced(flat.leaves) else note_part(state, one=True)
+        return joined, state if is_traced else self._noted(state, plan, None, one=True)
 
     # ---- plans
 

@@ -311,6 +311,10 @@ def refused():
             call()
         except ss.InvalidArgumentError as error:
             print(error, flush=True)
+    opt = ss.ShardedOptimizer(backend, Momentum(), op=None, copies=2)
+    _, updated = opt.update(params, opt.init(params), params)
+    ss.TrainState(backend, state=updated, undo=True)
+    print("kept after an update", flush=True)
 
 
 def compiled(planned=(), verb="allreduce", folder=None, how=()):
