@@ -138,7 +138,11 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
     return view.stream = *known;
   }
   constinit static CachedAttribute stream_of("samestep.arrays.streams", "stream_of");
-  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of.get(), object));
+  constinit static CachedAttribute of_torch("samestep.arrays.streams", "torch_streams",
+                                            CachedAttribute::Of::its_result);
+  const bool torch = view.device.index >= 0 && sources::facts_of(Py_TYPE(object)).torch;
+  const auto stream = torch ? py::handle(of_torch.get())(view.device.index)
+                            : py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of.get(), object));
   if (!stream) throw py::error_already_set();
   view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
   return view.stream;

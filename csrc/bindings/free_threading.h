@@ -29,7 +29,10 @@ using PythonMutex = std::conditional_t<kFreeThreaded, std::mutex, NoMutex>;
 /// class, unlike a static variable that Python code initialises, holds no lock while Python runs.
 class CachedAttribute {
  public:
-  constexpr CachedAttribute(const char* module, const char* name) noexcept : module_(module), name_(name) {}
+  /// Whether what is held is the attribute, or what it returns when it is called without arguments.
+  enum class Of : bool { itself, its_result };
+  constexpr CachedAttribute(const char* module, const char* name, Of of = Of::itself) noexcept
+      : module_(module), name_(name), of_(of) {}
 
   /// Borrowed. Throws what the import or the attribute raises.
   PyObject* get() {
@@ -40,7 +43,8 @@ class CachedAttribute {
  private:
   PyObject* find() {
     namespace py = pybind11;
-    PyObject* const found = py::object(py::module_::import(module_).attr(name_)).release().ptr();
+    py::object attribute = py::module_::import(module_).attr(name_);
+    PyObject* const found = (of_ == Of::itself ? attribute : attribute()).release().ptr();
     PyObject* first = nullptr;
     // Several threads may have looked, and the first one's object stays. acq_rel pairs with the loads, and with itself.
     if (cached_.compare_exchange_strong(first, found, std::memory_order_acq_rel)) return found;
@@ -50,6 +54,7 @@ class CachedAttribute {
 
   const char* module_;
   const char* name_;
+  Of of_;
   std::atomic<PyObject*> cached_ = nullptr;
 };
 

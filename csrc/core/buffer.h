@@ -21,7 +21,8 @@ struct Device {
 using StreamHandle = std::uint64_t;
 /// No stream: the elements are valid now, and their next use is ordered by waiting on the host.
 inline constexpr StreamHandle kNoStream = ~StreamHandle{0};
-inline constexpr StreamHandle kLegacyStream = 0;  ///< the default stream, which streams made without flags wait for
+inline constexpr StreamHandle kLegacyStream = 0;     ///< the default stream, which streams made without flags wait for
+inline constexpr StreamHandle kPerThreadStream = 2;  ///< another one for each thread that names it
 
 /// Contiguous elements that are only read. Non-owning: the caller of an operation keeps the memory alive
 /// until its Work is done.

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <string_view>
 
 #include "core/error.h"
@@ -11,9 +11,11 @@
 namespace samestep {
 
 /// The process that has made an object. One that was forked from it has neither the object's threads nor the device.
+/// Processes are told apart by the number of forks between them: to ask for the process's id is a system call.
 class OwnerProcess {
  public:
-  bool is_this() const { return ::getpid() == id_; }
+  // relaxed: a child of a fork has one thread, which counts before it does anything else
+  bool is_this() const { return forks.load(std::memory_order_relaxed) == id_; }
   /// Throws NotInitializedError in another process.
   void require(int rank, std::string_view group) const {
     if (is_this()) return;
@@ -22,7 +24,10 @@ class OwnerProcess {
   }
 
  private:
-  pid_t id_ = ::getpid();
+  inline static std::atomic<unsigned> forks = 0;
+  inline static const int is_counted = ::pthread_atfork(nullptr, nullptr, [] { ++forks; });
+
+  unsigned id_ = forks;
 };
 
 }  // namespace samestep

@@ -121,6 +121,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     NcclLaunch launch;  // `memory` is kept until the end, `calls` until they are made
     std::uint64_t sequence = 0;
     std::uint64_t logged = 0;  // in the CallLog
+    std::uint64_t turn = 0;    // among all launches; set before `launched`
     Clock::time_point started = Clock::now();
     Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
     Deadline deadline;                 // the group's, or that of a longer wait; guarded by the mutex
@@ -133,6 +134,13 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::atomic<bool> ended = false;
 
     bool is_captured() const { return launch.where == NcclLaunch::Where::captured; }
+    /// Whether the device completes it after `other`, since it was enqueued behind that in the same stream.
+    bool follows(const Operation& other) const {
+      if (launch.where != other.launch.where || turn < other.turn) return false;
+      if (launch.where == NcclLaunch::Where::own_stream) return true;
+      const StreamHandle stream = launch.after.front();
+      return stream == other.launch.after.front() && stream != kPerThreadStream;
+    }
     void finish(std::exception_ptr with) {
       if (ended) return;
       error = std::move(with);
@@ -239,6 +247,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::optional<Clock::time_point> looked_at_peers_;  // has a value while graphs may hold operations
   std::unordered_set<std::uint64_t> connected_;       // `NcclCalls::connections` that exist
   std::uint64_t sequence_ = 0;
+  std::uint64_t turns_ = 0;  // of launches; used in those alone
   std::thread watcher_;
 };
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <thread>
 
 #include "core/error.h"
@@ -141,6 +143,7 @@ void NcclComm::make_calls(Operation& operation) {
       in_own ? member_.stream() : reinterpret_cast<GpuLibrary::Stream>(operation.launch.after.front());
   for (const std::shared_ptr<GpuEvent>& produced : operation.after) produced->make_wait(stream);
   operation.after.clear();  // the events can be used again
+  operation.turn = ++turns_;
   operation.launch.calls.enqueue(member_.comm(), stream);
   if (operation.is_captured()) return;  // its event would be part of the graph, and nobody may ask about it
   operation.end = member_.events().take();
@@ -249,12 +252,23 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
 void NcclComm::poll() {
   std::vector<std::shared_ptr<Operation>> outstanding;  // dropped without the mutex: that may free device memory
   std::unique_lock lock(mutex_);
-  outstanding.assign(pending_.begin(), pending_.end());
+  std::ranges::copy_if(pending_, std::back_inserter(outstanding),
+                       [](const auto& operation) { return operation->launched && !operation->completed; });
   lock.unlock();
   std::exception_ptr lost;
-  for (const auto& operation : outstanding) {  // which end in their order
-    lost = ask_device(*operation);
-    if (!operation->completed) break;
+  const auto has_completed = [&](const auto& operation) {
+    if (!lost) lost = ask_device(*operation);
+    return operation->completed.load();
+  };
+  // Each question delays the threads that enqueue. A stream completes operations in their order, so few find the last.
+  for (auto first = outstanding.begin(); first != outstanding.end();) {
+    const auto end = std::adjacent_find(first, outstanding.end(),
+                                        [](const auto& one, const auto& next) { return !next->follows(*one); });
+    const auto behind = end == outstanding.end() ? end : std::next(end);
+    const auto completed = std::partition_point(first, behind, has_completed);
+    std::for_each(first, completed, [](const auto& operation) { operation->completed = true; });
+    if (completed != behind) break;
+    first = behind;
   }
   lock.lock();
   if (broken_) return;

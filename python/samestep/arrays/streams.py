@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from samestep.gpu.device_array import DeviceArray
@@ -30,7 +31,7 @@ def stream_of(x: Any) -> int | None:
         return x.stream
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _torch_stream(torch, x)
+        return torch_streams()(x.get_device())
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
         return jax_stream(x)
@@ -45,12 +46,15 @@ def stream_of(x: Any) -> int | None:
     return _DEFAULT
 
 
-def _torch_stream(torch: Any, x: Any) -> int:
-    # What torch's compiler calls, too: torch.cuda.current_stream makes a Stream for it, which takes 4 us.
-    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if raw_stream is not None:
-        return int(raw_stream(x.get_device()))
-    return int(torch.cuda.current_stream(x.device).cuda_stream)
+def torch_streams() -> Callable[[int], int]:
+    """What returns the current stream of a device of torch, given its number.
+
+    It is what torch's compiler calls, too: `torch.cuda.current_stream` makes a Stream for it, which takes 4 us.
+    """
+    import torch
+
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 def jax_stream(x: Any) -> int | None:
