@@ -96,9 +96,9 @@ void run_on(const py::object& object, Action action) {
 
 }  // namespace
 
-std::unique_ptr<FastTree> FastTree::of(const py::object& tree) {
+std::unique_ptr<FastTree> FastTree::of(const py::object& tree, int device) {
   if (!is_container(tree.ptr())) return nullptr;
-  std::unique_ptr<FastTree> plain(new FastTree(tree));
+  std::unique_ptr<FastTree> plain(new FastTree(tree, device));
   if (!plain->visit(tree.ptr(), 0) || !plain->leaves_do_not_overlap()) return nullptr;
   for (const Array& array : plain->arrays_) plain->buffers_.push_back(array->buffer());
   return plain;
@@ -156,10 +156,14 @@ bool FastTree::add_leaf(PyObject* object) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != numpy_array.get() && !sources::facts_of(Py_TYPE(object)).torch)
     return false;
   Array array;
-  const ArrayView* const view = borrow_view(object, true, array);
-  if (view == nullptr) return false;
-  mix(std::uint64_t{static_cast<std::uint8_t>(view->dtype)} << 8 | static_cast<std::uint8_t>(view->n_dims));
-  for (int i = 0; i < view->n_dims; ++i) mix(static_cast<std::uint64_t>(view->shape[i]));
+  if (!try_view(object, array) || !array->contiguous || array->readonly) return false;
+  const bool on_device = array->device.kind != DeviceKind::cpu;
+  if (on_device && array->device.index != device_) return false;
+  if (arrays_.empty()) on_device_ = on_device;
+  if (on_device != on_device_) return false;
+  mix(std::uint64_t{static_cast<std::uint8_t>(array->dtype)} << 8 | static_cast<std::uint8_t>(array->n_dims) |
+      std::uint64_t{on_device} << 16);
+  for (int i = 0; i < array->n_dims; ++i) mix(static_cast<std::uint64_t>(array->shape[i]));
   objects_.push_back(py::reinterpret_borrow<py::object>(object));
   arrays_.push_back(std::move(array));
   return true;
@@ -212,12 +216,14 @@ void bind_fast_tree(py::module_& m) {
   py::class_<FastTree>(m, "FastTree", "A tree of arrays that can be read and written as they lie.")
       .def_property_readonly("digest", &FastTree::digest)
       .def_property_readonly("leaves", &FastTree::objects)
+      .def_property_readonly("on_device", &FastTree::on_device)
       .def_property_readonly("has_integers", &FastTree::has_integers)
       .def("copy", &FastTree::copy);
   m.attr("MIN_UNPACKED_BYTES") = FusedCollectives::kMinUnpackedBytes;
   m.attr("TREE_BUCKET_BYTES") = kTreeBucketBytes;
-  m.def("fast_tree", &FastTree::of, "tree"_a,
-        "A FastTree, or None where a container, key or leaf is not what most trees are made of.");
+  m.def("fast_tree", &FastTree::of, "tree"_a, "device"_a = -1,
+        "A FastTree, or None where a container, key or leaf is not what most trees are made of. All leaves are in host "
+        "memory, or all on this device.");
   py::class_<FusedCollectives>(m, "FusedCollectives",
                                "Collectives over plain trees; see csrc/communicator/fused_collectives.h.")
       .def(py::init<std::shared_ptr<Communicator>>(), "communicator"_a)

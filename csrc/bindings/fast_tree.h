@@ -12,17 +12,19 @@
 namespace samestep {
 
 /// A tree of the usual kind: dicts with string keys, lists and tuples, whose leaves are writable contiguous NumPy
-/// arrays and torch tensors in host memory, without aliases. Other trees are handled in Python.
+/// arrays and torch tensors, without aliases, all in host memory or all on one device. Other trees are handled in
+/// Python.
 class FastTree {
  public:
-  /// Null if `tree` is no plain tree. With the GIL held.
-  static std::unique_ptr<FastTree> of(const pybind11::object& tree);
+  /// Null if `tree` is no plain tree. `device`: the one on which its leaves may be; -1 for none. With the GIL held.
+  static std::unique_ptr<FastTree> of(const pybind11::object& tree, int device = -1);
 
   /// The leaves in the order of samestep.trees: dicts by sorted key.
   const std::vector<Buffer>& leaves() const { return buffers_; }
   /// The same leaves as objects of Python.
   pybind11::list objects() const;
-  /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
+  bool on_device() const { return on_device_; }
+  /// 64 bits of names, dtypes, shapes and the kind of memory: the same on ranks that hold the same tree.
   std::uint64_t digest() const { return digest_; }
   bool has_integers() const;
   /// Whether the tree is a list or tuple of arrays of one dtype and length.
@@ -34,7 +36,7 @@ class FastTree {
   void bump_versions() const;
 
  private:
-  explicit FastTree(pybind11::object tree) : tree_(std::move(tree)) {}
+  FastTree(pybind11::object tree, int device) : tree_(std::move(tree)), device_(device) {}
   bool visit(PyObject* node, int depth);
   bool visit_dict(PyObject* given, int depth);
   bool add_leaf(PyObject* object);
@@ -49,6 +51,8 @@ class FastTree {
   }
 
   pybind11::object tree_;
+  int device_;
+  bool on_device_ = false;
   std::vector<pybind11::object> objects_;  // the tree may lose some meanwhile, to another thread
   std::vector<Array> arrays_;
   std::vector<Buffer> buffers_;

@@ -53,6 +53,16 @@ def test_trees_of_tensors_are_those_on_the_host(tmp_path, n):
         assert rank.reports == [{"same": same, "copies": copies}], rank
 
 
+def test_ranks_whose_trees_differ_all_learn_it(tmp_path):
+    """Also where the others' leaves are what most trees are made of. None counts as zeros, and an alias once."""
+    for rank in device_jobs.run(tmp_path, program("devices/device_torch", "differ"), 3):
+        ended, then = rank.reports[::2], rank.reports[1::2]
+        assert [one.get("kind") for one in ended] == ["MismatchError"] * 4 + [None] * 2, rank
+        assert all("leaf ['a'" in one["text"] for one in ended[:1]), rank
+        assert all("leaf ['b'" in one["text"] for one in ended[1:4]), rank
+        assert then == [{"then": [[3.0] * 2, [3.0] * 3]}] * 6, rank
+
+
 def survivors(words, n, *values):
     """What each rank that was there at the end has printed, by who it is."""
     command = [*RUN_COMMAND, "-n", str(n), "--raw", "--min-ranks", "1", *words]

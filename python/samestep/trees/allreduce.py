@@ -43,14 +43,20 @@ def reduce_tree(
         left = timer(timeout)
         if weights is not None:
             tree = weights.of_tree(tree, left())
-        fast, compared = signature.try_fast_tree(backend, tree, act, left(), weights or signature.BY_DIGEST)
-        if fast is not None:
+        by = weights or signature.BY_DIGEST
+        fast, compared = signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
+        if fast is not None and not fast.on_device:
             if weights is None:
                 fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
             else:
                 weights.reduce(fast, left)
             return fast.copy()
         flat = trees.flatten(tree)
+        if fast is not None:
+            infos = list(map(arrays.info, flat.leaves))
+            return flat.rebuild(
+                _move(backend, flat.names, flat.leaves, infos, op, left=left, weights=weights)
+            )
         if compiled.is_traced(flat.leaves):
             if weights is not None:
                 weights.refuse(f"{act}: weight is not available in functions compiled by JAX", left())
@@ -105,14 +111,27 @@ def _reduce(
 
     moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
     arrays_, known = [values[i] for i, _ in moved], [info for _, info in moved]
-    code, *factors = resolve(op) if weights is None else weights.operator_for(known)
     of = [names[i] for i, _ in moved]
-    reduced = allreduce_leaves(backend, arrays_, known, int(code), *factors, names=of, timeout=left())
+    reduced = _move(backend, of, arrays_, known, op, left=left, weights=weights)
     for (i, _), value in zip(moved, reduced, strict=True):
         values[i] = value
     for i in numbers:
         values[i] = type(leaves[i])(values[i][()])
     return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
+
+
+def _move(
+    backend: Group,
+    names: list[str],
+    leaves: list[Any],
+    infos: list[ArrayInfo],
+    op: Op,
+    *,
+    left: Timer,
+    weights: Weights | None,
+) -> list[Any]:
+    code, *factors = resolve(op) if weights is None else weights.operator_for(infos)
+    return allreduce_leaves(backend, leaves, infos, int(code), *factors, names=names, timeout=left())
 
 
 def _agree_on_aliases(

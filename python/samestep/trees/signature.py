@@ -215,15 +215,24 @@ BY_DIGEST = Comparison()
 
 
 def try_fast_tree(
-    backend: Group, tree: Any, act: str, timeout: float | None, by: Comparison = BY_DIGEST
+    backend: Group,
+    tree: Any,
+    act: str,
+    timeout: float | None,
+    by: Comparison = BY_DIGEST,
+    *,
+    device: int | None = None,
 ) -> tuple[_core.FastTree | None, bool]:
     """The fast path for simple trees that are equal on all ranks. Collective if it is tried.
+
+    Args:
+      device: where all leaves may be instead of in host memory.
 
     Returns:
       The tree if all ranks can use the fast path; and whether the ranks have compared digests.
     """
-    found = _core.fast_tree(tree) if backend.size > 1 else None
-    if found is None or not by.suits(found):
+    found = _core.fast_tree(tree, -1 if device is None else device) if backend.size > 1 else None
+    if found is None or not by.suits(found) or (found.on_device and _core.is_captured(found.leaves[0])):
         return None, False
     if by.same_everywhere(backend, found.digest ^ zlib.crc32(act.encode()), timeout):
         return found, True

@@ -153,6 +153,30 @@ def trees():
     group.close()
 
 
+def differ():
+    """Trees that the last rank holds in another way, and after each the same tree with all."""
+    group = start("nccl", only=False)
+
+    def moved(*shape, **more):
+        return torch.ones(*shape, **more).to(f"cuda:{group.device}")
+
+    x, of_host = moved(3), torch.ones(3)
+    for a, b in (
+        (moved(3), of_host),
+        (moved(3), moved(3, dtype=torch.float64)),
+        (moved(3), moved(4)),
+        (moved(2, 3), moved(3, 2).t()),  # elements in another order
+        (moved(3), None),
+        (x, x),  # one tensor twice
+    ):
+        given = b if rank == size - 1 else a
+        tree = {"a": torch.ones(3) if given is b and b is of_host else x, "b": given}
+        attempt(lambda tree=tree: len(group.allreduce_tree(tree)))
+        same = group.allreduce_tree({"a": moved(2), "b": [moved(3)]})
+        report(then=[same["a"].tolist(), same["b"][0].tolist()])
+    group.close()
+
+
 def survive(died_at=(), back=""):
     """A training with sums and state in device memory. With `back`, lost ranks are started again, and waited for."""
     torch.cuda.is_initialized = lambda: True  # as after the first tensor
