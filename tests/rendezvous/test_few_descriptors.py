@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ranks import PATIENCE_S, Room, connect
-from samestep._util import strangers
+from samestep._util import descriptors, strangers
 
 
 def test_strangers_get_a_part_of_the_descriptors_beside_the_ranks():
@@ -20,6 +20,18 @@ def test_strangers_get_a_part_of_the_descriptors_beside_the_ranks():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     links = [object() for _ in range(256 // 4 + 4)]
     assert [waiting.add(link) for link in links] == [None] * (256 // 4 + 3) + [links[0]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "n_ranks", "then"),
+    [(1024, 256, 1024), (1024, 340, 1192), (1024, 9000, 2000), (1000, 340, 1000)],
+)
+def test_the_usual_limit_is_raised_for_many_ranks_and_a_lower_one_is_kept(monkeypatch, limit, n_ranks, then):
+    limits = [limit, 2000]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.__setitem__(slice(None), both))
+    descriptors.allow_for_ranks(n_ranks)
+    assert limits == [then, 2000]
 
 
 def _meet_with_few_descriptors(n_free, outcomes):
@@ -38,7 +50,7 @@ def _meet_with_few_descriptors(n_free, outcomes):
 
         def act(rank):
             try:
-                for link, _ in connect(room, rank, timeout=20.0):
+                for link, *_ in connect(room, rank, timeout=20.0):
                     if link is not None:
                         link.close()
             except Exception as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from samestep import _settings
-from samestep._util import launchers, silence, standard_descriptors
+from samestep._util import descriptors, launchers, silence, standard_descriptors
 from samestep._util.unknown_settings import warn_unknown
 from samestep.errors import InvalidArgumentError
 from samestep.launch.arguments import RESTARTED, Options, parse
@@ -51,7 +50,7 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
         )
     if outer := _note_of_outer_launcher(options, os.environ):
         print(f"{command}: {outer}", file=sys.stderr)
-    _allow_descriptors(3 * options.n_ranks + 100)
+    descriptors.allow(3 * options.n_ranks + 100)  # a connection and two log files for each rank
     try:
         silence.patience()  # which this process needs, too
         if options.join is not None:
@@ -120,11 +119,3 @@ def _why_not(options: Options) -> str:
 def _refuse(command: str, why: str) -> int:
     print(f"{command}: {why}", file=sys.stderr)
     return 2
-
-
-def _allow_descriptors(wanted: int) -> None:
-    """A connection and two log files per rank may be more than the soft limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

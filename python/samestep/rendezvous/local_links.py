@@ -15,9 +15,8 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from samestep._util import users
+from samestep._util import descriptors, users
 from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
-from samestep.rendezvous import descriptors
 from samestep.rendezvous.same_user import connect_in_turn, user_of
 
 _INTRODUCTION = struct.Struct("16s16s")  # what the ranks gather: name of the socket, token
@@ -159,6 +158,7 @@ def connect_all(
     """
     if not users.is_own(own := os.geteuid()):
         raise UnavailableError(f"the ranks of this host cannot prove whose they are ({users.text(own)})")
+    descriptors.allow_for_ranks(size)
     deadline = time.monotonic() + timeout
     links: list[socket.socket | None] = [None] * size
     with contextlib.ExitStack() as at_failure, listener or Listener() as own_listener:

@@ -17,11 +17,10 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from samestep._util import frames, handshake
+from samestep._util import descriptors, frames, handshake
 from samestep._util.strangers import Strangers
 from samestep._util.text import ranks_text, warn
 from samestep.errors import Error, TimeoutError, UnavailableError
-from samestep.rendezvous import descriptors
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.tcp_address import address_text
 
@@ -64,6 +63,7 @@ def connect_all(
       UnavailableError: a rank cannot be reached; on all ranks, naming it and its address. Or the first hindrance.
       TimeoutError: names the ranks to which there is no connection in time.
     """
+    descriptors.allow_for_ranks(rendezvous.size)
     listener, problem = _listen(address, rendezvous.rank)
     problem = hindrance or problem
     with listener or contextlib.nullcontext():
@@ -231,6 +231,8 @@ class _MeshBuilder:
         except BlockingIOError:
             return
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and descriptors.are_used_up(error):
+                raise  # no fault of the other end
             if isinstance(end, _Outgoing):
                 if isinstance(error, OSError) and error.errno in _SILENCE:
                     self._note_silence()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from samestep import _core, _settings
-from samestep._util import handshake, launchers
+from samestep._util import descriptors, handshake, launchers
 from samestep._util.json_layout import Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
-from samestep.rendezvous import descriptors, interfaces, local_links, mesh, pmi
+from samestep.rendezvous import interfaces, local_links, mesh, pmi
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, opening, transports
