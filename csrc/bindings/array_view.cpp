@@ -137,8 +137,8 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
   if (const auto known = sources::current_stream(sources::facts_of(Py_TYPE(object)), view.device)) {
     return view.stream = *known;
   }
-  constinit static CachedAttribute stream_of("samestep.arrays.streams", "stream_of");
-  constinit static CachedAttribute of_torch("samestep.arrays.streams", "torch_streams",
+  constinit static CachedAttribute stream_of("samestep.arrays.libraries", "stream_of");
+  constinit static CachedAttribute of_torch("samestep.arrays.of_torch", "torch_streams",
                                             CachedAttribute::Of::its_result);
   const bool torch = view.device.index >= 0 && sources::facts_of(Py_TYPE(object)).torch;
   const auto stream = torch ? py::handle(of_torch.get())(view.device.index)

@@ -208,7 +208,7 @@ Managed* take(PyObject* capsule, const char* name, const char* used_name) {
 py::object stream_to_wait(const py::object& source, const TypeFacts& facts) {
   if (facts.names_stream) return py::int_(-1);
   if (!facts.jax || is_jax_tracer(source.ptr())) return py::none();
-  constinit static CachedAttribute jax_stream("samestep.arrays.streams", "jax_stream");
+  constinit static CachedAttribute jax_stream("samestep.arrays.of_jax", "jax_stream");
   return py::handle(jax_stream.get())(source);
 }
 

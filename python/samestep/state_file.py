@@ -9,13 +9,13 @@ import json
 import os
 import re
 import secrets
-import sys
 import zipfile
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from samestep import arrays, trees
+from samestep._util.loaded import is_a
 from samestep.errors import MismatchError
 
 _ABOUT = "about.json"
@@ -97,8 +97,7 @@ def read(path: str, parts: dict[str, Any]) -> dict[str, Any]:
 def _add(members: dict[str, np.ndarray[Any, Any]], part: str, value: Any) -> list[Any] | None:
     """Add a part; names of its leaves, with the values of those that are no arrays; None for one of torch."""
     flat = trees.flatten(value)
-    torch = sys.modules.get("torch")
-    tensors = [torch is not None and isinstance(leaf, torch.Tensor) for leaf in flat.leaves]
+    tensors = [is_a(leaf, "torch", "Tensor") for leaf in flat.leaves]
     if any(tensors):
         file = _by_torch(value)
         with contextlib.suppress(Exception):  # of a container that torch reads as a pickle only
@@ -133,8 +132,7 @@ def _found(members: Any, part: str, about: list[Any] | None, like: Any) -> Any:
 
 
 def _leaf(saved: np.ndarray[Any, Any], like: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like, torch.Tensor):
+    if is_a(like, "torch", "Tensor"):
         return _read_by_torch(saved)
     dtype = np.asarray(like).dtype
     if saved.dtype.kind == "V" == dtype.kind:  # of a library's own, as bfloat16
@@ -145,7 +143,7 @@ def _leaf(saved: np.ndarray[Any, Any], like: Any) -> Any:
         raise MismatchError(
             f"the file has {saved.dtype}{list(saved.shape)}, not {dtype}{list(np.shape(like))}"
         )
-    return saved if isinstance(like, np.ndarray) else arrays.to_library_of(like, saved)
+    return arrays.of(like).finish(saved, like=like)
 
 
 def _by_torch(value: Any) -> np.ndarray[Any, Any]:

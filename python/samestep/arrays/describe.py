@@ -5,8 +5,6 @@ from __future__ import annotations
 import array as _array
 import math
 import operator
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import numpy as np
 from samestep import _core
 from samestep._core import ArrayInfo
 from samestep._util.text import short_repr
-from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
 
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
@@ -131,51 +128,3 @@ def _listed(shape: Any) -> Any:
         return list(shape)
     except TypeError:  # a number, or an array of no dimension
         return [shape]
-
-
-def is_jax(x: Any) -> bool:
-    """Whether `x` is a JAX array (a tracer counts too)."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(x, jax.Array)
-
-
-def as_received(x: Any) -> Any:
-    """What other ranks receive of an array: JAX's without the weak type that a Python number gives it."""
-    if not is_jax(x) or not x.weak_type:
-        return x
-    with keeping_dtype(x):
-        return x.astype(x.dtype)
-
-
-def keeping_dtype(x: Any) -> AbstractContextManager[Any]:
-    """Where JAX makes arrays like `x`, an array of its own or of NumPy: it cuts to 32 bits outside of `enable_x64`."""
-    jax = sys.modules["jax"]
-    if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype:
-        return nullcontext()
-    enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    made: AbstractContextManager[Any] = enable_x64(True)
-    return made
-
-
-def library_of(x: Any) -> str:
-    """Name of the library whose arrays `x` should be answered with.
-
-    "numpy", "torch", "jax" or as `host_library`; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own
-    arrays, where the library of `x` cannot be asked for one.
-    """
-    if is_jax(x):
-        return "jax gpu" if _jax_platform(x) in ("gpu", "cuda", "rocm") else "jax"
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return "torch gpu" if x.is_cuda else "torch"
-    if isinstance(x, np.ndarray):
-        return "numpy"
-    if type(x).__module__.partition(".")[0] == "cupy":
-        return "cupy"
-    on_device = hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu"
-    return "gpu" if on_device else host_library(x)
-
-
-def _jax_platform(x: Any) -> str:
-    jax = sys.modules["jax"]
-    return "" if isinstance(x, jax.core.Tracer) else next(iter(x.devices())).platform

@@ -1,68 +1,67 @@
-"""The table of array libraries: whose arrays are written in place, and how a library makes an array of host memory.
+"""The table of array libraries, and what finds a row: the place to add a library.
 
-NumPy, torch, JAX, CuPy and memory of devices have functions of their own in `allocate`. A library that follows the
-Python array API standard needs no entry: its arrays are never written, and its `from_dlpack` makes the results.
+No array library but NumPy is imported, except for what another rank sends arrays of: elsewhere an array exists only
+where its library has been imported already.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-_MUTABLE = frozenset({"array_api_strict", "cupy", "dpctl", "dpnp", "paddle", "samestep", "torch"})
-_AS_RECEIVED = frozenset({"numpy", "cupy", "gpu"})
-
-_namespaces: dict[str, Any] = {}  # by name: of the arrays that this process has passed
-
-
-def written_in_place(kind: type) -> bool | None:
-    """Whether arrays of this class are written in place; None: if the memory says that it is writable.
-
-    The arrays of an array library may share memory that the library counts on, so it has to be known for mutable ones.
-    Anything else, such as a `bytearray` or a wrapper with `__dlpack__`, is the memory that it gives out.
-
-    Example:
-      >>> written_in_place(bytearray) is None
-      True
-    """
-    if any(module in _MUTABLE for module in _modules(kind)):
-        return True
-    return False if hasattr(kind, "__array_namespace__") else None
-
-
-def host_library(x: Any) -> str:
-    """The name for `from_host` of the library of `x`, an array in host memory; "numpy" if none is known."""
-    if not hasattr(x, "__array_namespace__"):
-        return next((module for module in _modules(type(x)) if module in _FROM_HOST), "numpy")
-    namespace = x.__array_namespace__()
-    name = str(getattr(namespace, "__name__", type(x).__module__))
-    _namespaces[name] = namespace
-    return name
-
-
-def from_host(library: str, received: Any) -> Any:
-    """What was received into NumPy memory, as an array of a library that `host_library` named.
-
-    The memory becomes that of the array where the library makes no copy. A rank without the library gets NumPy's array.
-    """
-    if library in _AS_RECEIVED or not isinstance(received, np.ndarray):
-        return received
-    make = _FROM_HOST.get(library, _in_namespace)
-    namespace = _namespaces.get(library) or sys.modules.get(library)
-    if namespace is None and library in _FROM_HOST:
-        try:
-            namespace = importlib.import_module(library)
-        except ImportError:
-            return received
-    return make(namespace, received) if namespace is not None else received
+from samestep import _core
+from samestep._util.dtypes import numpy_dtype
+from samestep.arrays import of_jax, of_torch
+from samestep.arrays.describe import device_of, info
+from samestep.arrays.library import Library, named_stream
+from samestep.gpu.device_array import DeviceArray
 
 
 def _modules(kind: type) -> list[str]:
     return [str(getattr(base, "__module__", "")).partition(".")[0] for base in kind.__mro__]
+
+
+def _reshaped(x: Any) -> Any:
+    return x.reshape(-1)  # still of that library, on which it depends what the core does
+
+
+def _own(dtype: str, shape: tuple[int, ...], place: Any = None) -> DeviceArray:
+    """`place` may be an array beside which it is made."""
+    from samestep.gpu import runtime
+
+    kind, stream = "", None
+    if place is not None and not isinstance(place, int):
+        kind, stream, place = info(place).device, _core.stream_of(place), device_of(place)
+    return DeviceArray(runtime.current_gpu(kind), dtype, tuple(shape), device=place, stream=stream)
+
+
+def _cupy(dtype: str, shape: tuple[int, ...], device: Any = None) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return cupy.empty(shape, numpy_dtype(dtype))
+
+
+_namespaces: dict[str, Any] = {}  # by name: of the arrays that this process has passed
+
+
+def _by_functions(
+    make: Callable[[Any, np.ndarray[Any, Any]], Any], library: str, received: Any, **_: Any
+) -> Any:
+    """The memory becomes that of the array where the library makes no copy. A rank without it gets NumPy's array."""
+    if not isinstance(received, np.ndarray):
+        return received
+    namespace = _namespaces.get(library) or sys.modules.get(library)
+    if namespace is None and library in _ROWS:
+        with contextlib.suppress(ImportError):
+            namespace = importlib.import_module(library)
+    return received if namespace is None else make(namespace, received)
 
 
 def _in_namespace(namespace: Any, received: np.ndarray[Any, Any]) -> Any:
@@ -83,10 +82,108 @@ def _pyarrow(pa: Any, received: np.ndarray[Any, Any]) -> Any:
     return pa.array(received) if received.ndim == 1 else pa.Tensor.from_numpy(received)
 
 
-_FROM_HOST: dict[str, Callable[[Any, np.ndarray[Any, Any]], Any]] = {
-    "array_api_strict": _in_namespace,
-    "mlx.core": _in_namespace,
-    "pyarrow": _pyarrow,
-    "tensorflow": _tensorflow,
-}
-"""Libraries that a rank imports when others send arrays of theirs, as torch and JAX, and what makes their arrays."""
+def _standard(name: str, *, mutable: bool = False, make: Any = _in_namespace) -> Library:
+    """The row of a library in host memory, by default of one that follows the Python array API standard."""
+    module = name.partition(".")[0]
+    finish = functools.partial(_by_functions, make, name)
+    return Library(name, lambda x: module in _modules(type(x)), mutable, finish=finish)
+
+
+_NUMPY = Library("numpy", lambda x: isinstance(x, np.ndarray), flat=_reshaped)
+_OWN = Library(
+    "gpu",
+    lambda x: isinstance(x, DeviceArray),
+    mutable=True,
+    new=_own,
+    place=lambda x: None if info(x).device == "cpu" else x,
+    flat=lambda x: x.flat() if isinstance(x, DeviceArray) else Library.flat(x),
+    stream=lambda x: x.stream if isinstance(x, DeviceArray) else named_stream(x),
+)
+_CUPY = Library(
+    "cupy",
+    lambda x: "cupy" in _modules(type(x)),
+    mutable=True,
+    computes=True,
+    new=_cupy,
+    flat=_reshaped,
+    stream=lambda x: named_stream(x, lambda: int(sys.modules["cupy"].cuda.get_current_stream().ptr)),
+)
+_ANYWHERE = (_NUMPY, _OWN, of_torch.TORCH, of_torch.ON_DEVICE, _CUPY, of_jax.JAX, of_jax.ON_DEVICE)
+_ON_HOST = (
+    _standard("array_api_strict", mutable=True),
+    _standard("dpctl.tensor", mutable=True),
+    _standard("dpnp", mutable=True),
+    _standard("mlx.core"),
+    _standard("paddle", mutable=True),
+    _standard("pyarrow", make=_pyarrow),
+    _standard("tensorflow", make=_tensorflow),
+)
+_ROWS = {row.name: row for row in (*_ANYWHERE, *_ON_HOST)}
+_MUTABLE = {"samestep", *(row.name.partition(".")[0] for row in _ROWS.values() if row.mutable)}
+
+
+def named(library: str) -> Library:
+    """The row that `library_of` gave the name of, on this rank or another one."""
+    return _ROWS.get(library) or _standard(library)
+
+
+def of(x: Any) -> Library:
+    """The row of the library that an array should be answered with."""
+    if found := _holder(_ANYWHERE, x):
+        return found
+    if hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu":
+        return _OWN
+    if not hasattr(x, "__array_namespace__"):
+        return _holder(_ON_HOST, x) or _NUMPY
+    namespace = x.__array_namespace__()
+    name = str(getattr(namespace, "__name__", type(x).__module__))
+    _namespaces[name] = namespace
+    return named(name)
+
+
+def _holder(rows: Iterable[Library], x: Any) -> Library | None:
+    for row in rows:
+        if row.holds(x):
+            return row
+    return None
+
+
+def library_of(x: Any) -> str:
+    """The name of the row, which ranks tell each other.
+
+    It is that of the module, for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where the
+    library of `x` cannot be asked for one.
+    """
+    return of(x).name
+
+
+def stream_of(x: Any) -> int | None:
+    """The stream in which an array of device memory is written and read now, as the runtime's handle.
+
+    None: no work is pending, or the stream that will use the array is unknown; then the host has to wait.
+
+    torch: the current stream of the tensor's device. Arrays with `__cuda_array_interface__` (CuPy, Numba): the
+    stream they name there, which for CuPy is the current one; the default stream where an older version of the
+    interface names none. Numba names None for arrays of the legacy default stream. CuPy before version 14 has no
+    interface with ROCm, and is asked for its current stream. Libraries with DLPack's C exchange API are asked for
+    theirs before this is. Other arrays with DLPack: the default stream, as that protocol says. JAX, and what becomes an
+    array of JAX: `jax_stream`, which waits for the array.
+
+    Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
+    """
+    return (_holder(_ANYWHERE, x) or _OWN).stream(x)
+
+
+def written_in_place(kind: type) -> bool | None:
+    """Whether arrays of this class are written in place; None: if the memory says that it is writable.
+
+    The arrays of an array library may share memory that the library counts on, so it has to be known for mutable ones.
+    Anything else, such as a `bytearray` or a wrapper with `__dlpack__`, is the memory that it gives out.
+
+    Example:
+      >>> written_in_place(bytearray) is None
+      True
+    """
+    if not _MUTABLE.isdisjoint(_modules(kind)):
+        return True
+    return False if hasattr(kind, "__array_namespace__") else None

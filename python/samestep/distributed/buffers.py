@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samestep import _core, arrays
+from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
-from samestep.gpu.device_array import DeviceArray, FlatView
 
 
 class Place(NamedTuple):
@@ -45,14 +45,7 @@ def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
         return x  # the core stages it if it has gaps
     if not known.contiguous:
         return None
-    if isinstance(x, DeviceArray):
-        return x.flat()
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return x.detach().view(-1)
-    if isinstance(x, np.ndarray) or arrays.library_of(x) in ("cupy", "jax gpu"):
-        return x.reshape(-1)  # still of that library, on which it depends what the core does
-    return FlatView(x, count(known)) if hasattr(x, "__cuda_array_interface__") else None
+    return arrays.of(x).flat(x)
 
 
 def contiguous_or_none(x: Any) -> Any:
@@ -95,13 +88,13 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
     if run is not None:
         # On the device, too: an array that is only read there, or that other ranks can write, is not staged either.
         made = arrays.new_like(x)
-        return Place(_flat(made, arrays.info(made)), lambda: arrays.to_library_of(x, made), run)
+        return Place(_flat(made, arrays.info(made)), lambda: arrays.of(x).finish(made, like=x), run)
     staged = _staging(x, known, known.shape if not known.writable else (count(known),))
     if filled:
         _core.pack([x], staged)
     if not known.writable:
         run = _flat(staged, arrays.info(staged))
-        return Place(run, lambda: arrays.to_library_of(x, staged), run)
+        return Place(run, lambda: arrays.of(x).finish(staged, like=x), run)
     if not filled:
         _core.pack([x], staged)
     _core.unpack(staged, [x])  # an array that cannot be written is rejected before anything is sent
@@ -152,7 +145,7 @@ def new_run(like: Any, known: arrays.ArrayInfo, n: int) -> Any:
 def _staging(like: Any, known: arrays.ArrayInfo, shape: tuple[int, ...]) -> Any:
     """A new host array as a staging buffer, also for arrays in device memory."""
     if known.device != "cpu":
-        return arrays.new_array("numpy", known.dtype, shape)
+        return np.empty(shape, numpy_dtype(known.dtype))
     return arrays.new_like(like, shape)
 
 

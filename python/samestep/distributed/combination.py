@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, arrays, internal
+from samestep import _core, internal
+from samestep._util.dtypes import numpy_dtype
 from samestep.arrays import ArrayInfo
 from samestep.group.group import Group
 from samestep.reduce_ops import (
@@ -120,7 +121,7 @@ class Combination:
         """Raises InvalidArgumentError, in the words of allreduce, if the dtype does not have the operator."""
         self._listed, self._code, self._factor = listed, code, factor
         self._n = n_ranks * len(listed.arrays)
-        self._dtype: np.dtype[Any] = arrays.new_array("numpy", listed.dtype, (0,)).dtype
+        self._dtype: np.dtype[Any] = numpy_dtype(listed.dtype)
         _alone().allreduce(np.empty(0, self._dtype), None, code, factor)
         kind = self._dtype.kind
         # Quotients and remainders, of which no sum overflows.

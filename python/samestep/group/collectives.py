@@ -29,7 +29,7 @@ def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
         elif not _core.is_captured(target):
             raise UnavailableError("wait: the operation is part of a graph; wait inside of the capture")
 
-    return Enqueued(inner, lambda: arrays.store_rounded(wide, target), require_stream)
+    return Enqueued(inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream)
 
 
 class CollectiveMethods(MethodSupport):
@@ -182,7 +182,7 @@ class CollectiveMethods(MethodSupport):
         into, finish = self._output_of_shape(x, shape, out)
         wide = self._to_average(x, into, code, "reduce_scatter")
         if wide is not None:
-            result = arrays.to_float32(into)  # as many elements of its library
+            result = arrays.of(into).widen(into)  # as many elements of its library
             inner = self._comm.reduce_scatter(wide, result, code, factor, x)
             return _rounded(inner, result, into).as_work(self._timeout, finish)
         return Work(self._comm.reduce_scatter(x, into, code, factor), self._timeout, finish)

@@ -42,14 +42,14 @@ class MethodSupport(_core.FastGroup):
         if arrays.info(x, verb).writable:
             return None, lambda: x
         into = arrays.new_like(x)
-        return into, lambda: arrays.to_library_of(x, into)
+        return into, lambda: arrays.of(x).finish(into, like=x)
 
     def _output_of_shape(self, x: Any, shape: tuple[int, ...], out: Any) -> tuple[Any, Callable[[], Any]]:
         """The output array and a function that returns the result, which has another shape than `x`."""
         if out is not None:
             return out, lambda: out
         into = arrays.new_like(x, shape)
-        return into, lambda: arrays.to_library_of(x, into)
+        return into, lambda: arrays.of(x).finish(into, like=x)
 
     def _output_of_library(
         self, library: str, dtype: str, shape: tuple[int, ...], x: Any, out: Any
@@ -57,8 +57,9 @@ class MethodSupport(_core.FastGroup):
         """The same for a result that has the library and dtype of root's array; `x`: what is given here."""
         if out is not None:
             return out, lambda: out
-        into = arrays.new_array(library, dtype, shape, self._device)
-        return into, lambda: arrays.to_library(library, into, arrays.place_of(x))
+        row = arrays.named(library)
+        into = row.new(dtype, shape, self._device)
+        return into, lambda: row.finish(into, sharding=arrays.sharding_of(x))
 
     def _to_average(self, x: Any, target: Any, op: int, verb: str) -> Any | None:
         """A float32 copy of what is averaged, if NCCL would round each product and each addition to 16 bits.
@@ -71,7 +72,7 @@ class MethodSupport(_core.FastGroup):
             return None
         # Before the conversion, which a capture that continues after an error would contain.
         self._require_usable(verb, x, target, reduced="float32")
-        return arrays.to_float32(x)
+        return arrays.of(x).widen(x)
 
     def _block_shape(self, shape: tuple[int, ...], verb: str) -> tuple[int, ...]:
         if not shape or shape[0] != self._comm.size:

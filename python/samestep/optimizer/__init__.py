@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
@@ -12,6 +11,7 @@ from samestep.group.group import Group
 from samestep.optimizer import gradient_transformation
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
+from samestep.trees.adapters import is_torch_optimizer
 
 __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state", "no_sync", "shard_state"]
 
@@ -77,8 +77,7 @@ def DistributedOptimizer(
       ([array([-0.1, -0.1])], ())
     """
     resolve(op, "DistributedOptimizer")
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(opt, torch.optim.Optimizer):
+    if is_torch_optimizer(opt):
         from samestep.optimizer import torch_optimizer, torch_shards
 
         if shards is None and not weighted:
@@ -195,12 +194,11 @@ def ShardedOptimizer(
       >>> updates
       {'w': array([-0.1, -0.2])}
     """
-    torch = sys.modules.get("torch")
     if op is not None and shards is not None:
         _require_mean(op)
     if copies not in (1, 2):
         raise InvalidArgumentError(f"ShardedOptimizer: copies must be 1 or 2, got {copies!r}")
-    if torch is not None and isinstance(opt, torch.optim.Optimizer):
+    if is_torch_optimizer(opt):
         if copies > 1:
             raise InvalidArgumentError(
                 "ShardedOptimizer: copies=2 is not for torch optimizers; use DistributedOptimizer in a TrainState"

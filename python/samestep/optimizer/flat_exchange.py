@@ -188,8 +188,8 @@ def from_bytes(
 ) -> Any:
     """An array of its own from the bytes of its elements.
 
-    It is on `device` as for `arrays.new_array`; JAX commits it to where it has committed `like`.
+    It is on `device` as for `Library.new`; JAX commits it to where it has committed `like`.
     """
-    target = arrays.new_array(library, dtype, shape, device)
+    target = arrays.named(library).new(dtype, shape, device)
     _core.unpack(data, [target])
-    return arrays.to_library(library, target, arrays.place_of(like))
+    return arrays.named(library).finish(target, sharding=arrays.sharding_of(like))

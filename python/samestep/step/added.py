@@ -57,7 +57,7 @@ def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
 def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
     """The properties of the leaves that `mean` needs, without the arrays."""
     return [
-        type(leaf)(0) if spec.is_number else arrays.place_of(leaf) if spec.group else leaf
+        type(leaf)(0) if spec.is_number else arrays.sharding_of(leaf) if spec.group else leaf
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
 

@@ -69,7 +69,7 @@ class Tree(NamedTuple):
     layout: Layout
     rebuild: Callable[[list[Any]], Any]
     examples: list[Any]
-    """By leaf: what is passed through, a number of the type to return, or `arrays.place_of` an array."""
+    """By leaf: what is passed through, a number of the type to return, or `arrays.sharding_of` an array."""
 
 
 def header_of_present(present: int, tree: Tree | None) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
+from samestep._util.loaded import is_a
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
+from samestep.step.added import gradients_of
 from samestep.trees import signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_array, is_number, passes
@@ -30,10 +31,7 @@ def any_rank(backend: Group, flag: object, act: str, timeout: float | None) -> b
 def all_finite(backend: Group, tree: Any, timeout: float | None) -> bool:
     """See `Backend.all_finite`."""
     act = "all_finite()"
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tree, torch.nn.Module):
-        tree = {name: parameter.grad for name, parameter in tree.named_parameters()}
-    flat = trees.flatten(tree)
+    flat = trees.flatten(gradients_of(tree))
     finite = [_is_finite(leaf) for leaf in flat.leaves]
     why = "in which no numbers can be seen; pass its arrays in a dict, or take it out of the tree"
     unknown = {
@@ -71,13 +69,12 @@ def _is_finite(leaf: Any) -> bool | None:
 
 
 def _array_is_finite(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
     info = arrays.info(leaf)
     if info.dtype.startswith(_WHOLE):
         return True
-    if torch is not None and isinstance(leaf, torch.Tensor):
+    if is_a(leaf, "torch", "Tensor"):
         wide = leaf.float() if info.dtype.startswith("float8") else leaf  # of which torch does not know it
-        return bool(torch.isfinite(wide).all())
+        return bool(wide.isfinite().all())
     if info.device != "cpu":
         copy = np.empty(info.shape, info.dtype)
         _core.pack([leaf], copy)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from samestep import _core, arrays
+from samestep.arrays import of_torch
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
 from samestep.trees.weights import ADDED_AS
@@ -155,10 +155,6 @@ def specs_of(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     return specs
 
 
-def _torch() -> Any:
-    return sys.modules["torch"]
-
-
 def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:
     """The sums in the dtype of the leaf, rounded to the nearest, ties to even."""
     if spec.dtype == spec.group:
@@ -184,8 +180,8 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     Args:
       flat: in the dtype of the sums; may become the memory of the result.
       spec: of the leaf.
-      like: for a number, one of the type to return; for an array, `arrays.place_of` the leaf.
-      device: as for `arrays.new_array`.
+      like: for a number, one of the type to return; for an array, `arrays.sharding_of` the leaf.
+      device: as for `Library.new`.
     """
     elements = _narrowed(flat, spec)
     if spec.is_number:
@@ -194,14 +190,13 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     if spec.library == "numpy" and spec.dtype != "bfloat16":
         return elements.reshape(spec.shape)
     if spec.library == "torch" and spec.n_elements:
-        torch = _torch()
-        return torch.from_numpy(elements.view(np.uint8)).view(getattr(torch, spec.dtype)).reshape(spec.shape)
-    order = spec.order if arrays.orders_axes(spec.library) else ()
+        return of_torch.of_bytes(elements.view(np.uint8), spec.dtype).reshape(spec.shape)
+    order = spec.order if arrays.named(spec.library).computes else ()
     if spec.order != order:
         elements = _row_major(elements, spec)
     target = arrays.new_in_order(spec.library, spec.dtype, spec.shape, order, device)
     _core.unpack(elements.view(np.uint8), [target], as_they_lie=True)
-    return arrays.to_library(spec.library, target, like)
+    return arrays.named(spec.library).finish(target, sharding=like)
 
 
 def _row_major(elements: Flat, spec: LeafSpec) -> Flat:

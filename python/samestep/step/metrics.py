@@ -154,7 +154,7 @@ def _with_rows(leaf: Any) -> Any:
         packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
         _core.pack([leaf], packed)
         _core.unpack(packed, [row])
-        return arrays.to_library_of(leaf, row)
+        return arrays.of(leaf).finish(row, like=leaf)
     return leaf
 
 
@@ -200,5 +200,6 @@ def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -
 def _join(backend: Group, value: Any, kind: list[Any]) -> Any:
     if value is None:
         library, dtype, row = kind
-        value = arrays.to_library(library, arrays.new_array(library, dtype, (0, *row), backend.device))
+        of = arrays.named(library)
+        value = of.finish(of.new(dtype, (0, *row), backend.device))
     return backend.allgatherv(value)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from samestep._util.loaded import is_a
+
 KEY_DATA = ".<random key>"
 """How the name of a leaf ends that is the data of a typed random key of JAX: no attribute has such a name."""
 
@@ -38,21 +40,20 @@ def expand_jax(tree: Any) -> Node | None:
 
 def expand_torch(tree: Any) -> Node | None:
     """Open a module into its parameters and buffers, and an optimizer into state and options."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if isinstance(tree, torch.nn.Module):
+    if is_torch_module(tree):
         named = [*tree.named_parameters(), *tree.named_buffers()]
         return Node([f".{name}" for name, _ in named], [tensor for _, tensor in named], lambda _: tree)
-    if isinstance(tree, torch.optim.Optimizer):
-        return _open_optimizer(tree)
-    return None
+    return _open_optimizer(tree) if is_torch_optimizer(tree) else None
 
 
 def is_torch_module(tree: Any) -> bool:
     """Whether `tree` is a module of torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tree, torch.nn.Module)
+    return is_a(tree, "torch.nn", "Module")
+
+
+def is_torch_optimizer(opt: Any) -> bool:
+    """Whether `opt` is an optimizer of torch."""
+    return is_a(opt, "torch.optim", "Optimizer")
 
 
 def _open_optimizer(optimizer: Any) -> Node:

@@ -186,7 +186,7 @@ def _fill_in_zeros(
     columns = list(zip(*everyone, strict=True))
     found = [next((kind for kind in kinds if kind), None) for kinds in columns]
     for name, kinds, known in zip(names, columns, found, strict=True):
-        if known and known[3] and None in kinds and not arrays.orders_axes(known[0]):
+        if known and known[3] and None in kinds and not arrays.named(known[0]).computes:
             raise InvalidArgumentError(
                 f"{act} in group {backend.name}: {signature.leaf_text(name)} is None on rank {kinds.index(None)} and "
                 "not row-major elsewhere, in device memory of a library that is not asked for such arrays; pass a "
@@ -198,6 +198,6 @@ def _fill_in_zeros(
             library, dtype, shape, order = known
             zeros = arrays.new_in_order(library, dtype, tuple(shape), order, backend.device)
             arrays.fill_with_zeros(zeros)
-            values[i] = arrays.to_library(library, zeros)
+            values[i] = arrays.named(library).finish(zeros)
             filled[i] = arrays.info(values[i])
     return filled

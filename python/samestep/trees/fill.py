@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from samestep import arrays
+from samestep._util.loaded import is_a
 from samestep.trees.structure import flatten
 
 __all__ = ["fill"]
@@ -68,8 +68,7 @@ def _put(have: Any, value: Any) -> bool:
 
 def _beside(have: Any, value: Any) -> Any:
     """`value`, on the device of `have`."""
-    torch = sys.modules.get("torch")
-    both = torch is not None and isinstance(have, torch.Tensor) and isinstance(value, torch.Tensor)
+    both = is_a(have, "torch", "Tensor") and is_a(value, "torch", "Tensor")
     return value.to(have.device) if both else value
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
-from samestep.arrays import ArrayInfo
+from samestep.arrays import ArrayInfo, of_torch
 from samestep.group.group import Group
 from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import ReduceOp
@@ -150,17 +149,19 @@ def allreduce_leaves(
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
         inputs, dtype = [leaves[i] for i in message], infos[message[0]].dtype
-        if backend.size > 1 and arrays.gathers(inputs, dtype):  # nothing waits for a single rank's operations
-            flat = arrays.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
+        if backend.size > 1 and of_torch.gathers(
+            inputs, dtype
+        ):  # nothing waits for a single rank's operations
+            flat = of_torch.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
             inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factors[0])
-            return Enqueued(inner, lambda: arrays.scatter(flat, targets))
+            return Enqueued(inner, lambda: of_torch.scatter(flat, targets))
         if nccl_reduces(dtype):
             return Enqueued(_core.allreduce_many(backend._comm, inputs, targets, code, factors[0]))
-        wide = list(map(arrays.to_float32, inputs))
+        wide = [arrays.of(x).widen(x) for x in inputs]
 
         def store() -> None:
             for x, target in zip(wide, targets, strict=True):
-                arrays.store_rounded(x, target)
+                arrays.of(target).store_rounded(x, target)
 
         return Enqueued(_core.allreduce_many(backend._comm, wide, wide, code, factors[0]), store)
 
@@ -188,10 +189,10 @@ def bcast_leaves(
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
         dtype = infos[message[0]].dtype
-        if arrays.gathers(targets, dtype):
-            flat = arrays.gather(targets, dtype)
+        if of_torch.gathers(targets, dtype):
+            flat = of_torch.gather(targets, dtype)
             inner = _core.bcast_many(backend._comm, [flat], root)
-            return Enqueued(inner, None if is_root else lambda: arrays.scatter(flat, targets))
+            return Enqueued(inner, None if is_root else lambda: of_torch.scatter(flat, targets))
         return Enqueued(_core.bcast_many(backend._comm, targets, root))
 
     start = functools.partial(backend.ibcast, root=root)
@@ -330,5 +331,4 @@ def as_dtype(memory: np.ndarray, dtype: str) -> Any:
     try:
         return memory.view(np.dtype(dtype))
     except TypeError:  # NumPy has no bfloat16 of its own; then the leaves come from torch
-        torch = sys.modules["torch"]
-        return torch.from_numpy(memory).view(getattr(torch, dtype))
+        return of_torch.of_bytes(memory, dtype)
