@@ -47,16 +47,6 @@ class CollectiveMethods(MethodSupport):
     * If ranks differ in shape, dtype, op or root, every rank raises `MismatchError` and the group stays usable.
     """
 
-    @property
-    def rank(self) -> int:
-        """The rank of this process in the group, 0 <= rank < size."""
-        return self._comm.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks of the group."""
-        return self._comm.size
-
     # ---- reductions
 
     @_core.fast_method

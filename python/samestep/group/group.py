@@ -19,6 +19,7 @@ from samestep._util.text import error_line
 from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
 from samestep.group import compiled, hosts, other_names
+from samestep.group.collectives import CollectiveMethods
 from samestep.group.objects import MessageMethods
 from samestep.group.variable_length import VariableLengthMethods
 from samestep.group.work import Work
@@ -27,7 +28,7 @@ _Self = TypeVar("_Self", bound="Group")
 _LARGE = 64 << 20  # bytes of an array: of a smaller one memory is not asked whether it fits
 
 
-class Group(MessageMethods, VariableLengthMethods):
+class Group(CollectiveMethods, MessageMethods, VariableLengthMethods):
     """A group of ranks with operations on arrays and objects; `samestep.Backend` adds trees and lists of arrays."""
 
     kind: ClassVar[str] = ""

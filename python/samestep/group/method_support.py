@@ -21,6 +21,16 @@ class MethodSupport(_core.FastGroup):
     _device: int | None
     """Index of this rank's GPU, which need not be the thread's current device."""
 
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the group, 0 <= rank < size."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the group."""
+        return self._comm.size
+
     # ---- timeouts
 
     @staticmethod

@@ -13,7 +13,7 @@ from samestep._util.text import error_line, ranks_text
 from samestep.arrays.pickling import dumps
 from samestep.errors import InvalidArgumentError
 from samestep.group import trust
-from samestep.group.collectives import CollectiveMethods
+from samestep.group.method_support import MethodSupport
 from samestep.group.unawaited import GIVEN_BACK, NOTHING, go_on
 from samestep.group.work import Status, Work, Works
 
@@ -77,7 +77,7 @@ def _raise_not_pickled(verb: str, failed: list[Exception]) -> NoReturn:
     raise InvalidArgumentError(f"{verb}: the object cannot be pickled: {error_line(error)}") from error
 
 
-class MessageMethods(CollectiveMethods):
+class MessageMethods(MethodSupport):
     """Messages between two ranks, and collectives on objects.
 
     Messages from one sender with one tag arrive in the order in which they were sent, and match receives in the order

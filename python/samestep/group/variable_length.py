@@ -12,7 +12,7 @@ from samestep import _core, arrays
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import json_exchange
-from samestep.group.collectives import CollectiveMethods
+from samestep.group.method_support import MethodSupport
 from samestep.group.work import Work
 
 _A = TypeVar("_A")
@@ -31,7 +31,7 @@ def _lengths(counts: list[list[int]]) -> tuple[int, int]:
     )
 
 
-class VariableLengthMethods(CollectiveMethods):
+class VariableLengthMethods(MethodSupport):
     """Collectives on arrays whose number of rows (first extent) may differ between ranks."""
 
     def allgatherv(self, x: _A, *, out: _A | None = None, timeout: float | None = None) -> _A:
