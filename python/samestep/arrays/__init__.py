@@ -5,8 +5,7 @@ from samestep.arrays.allocate import converts as converts
 from samestep.arrays.allocate import copy as copy
 from samestep.arrays.allocate import copy_if_overlapping as copy_if_overlapping
 from samestep.arrays.allocate import deliver as deliver
-from samestep.arrays.allocate import fill_with_zeros as fill_with_zeros
-from samestep.arrays.allocate import new_in_order as new_in_order
+from samestep.arrays.allocate import from_bytes as from_bytes
 from samestep.arrays.allocate import new_like as new_like
 from samestep.arrays.allocate import targets as targets
 from samestep.arrays.describe import device_of as device_of

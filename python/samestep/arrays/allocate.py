@@ -9,32 +9,43 @@ import numpy as np
 
 from samestep import _core
 from samestep._core import ArrayInfo
-from samestep.arrays.describe import info, order_of
+from samestep.arrays.describe import info, is_array, order_of
 from samestep.arrays.libraries import named, of
+from samestep.arrays.of_jax import sharding_of
 from samestep.errors import InvalidArgumentError
 
 
-def new_in_order(
-    library: str, dtype: str, shape: tuple[int, ...], order: Sequence[int], device: int | None
+def from_bytes(  # noqa: PLR0917 - what an array is
+    data: np.ndarray[Any, Any] | None,
+    library: str,
+    dtype: str,
+    shape: Sequence[int],
+    device: int | None,
+    order: Sequence[int] = (),
+    *,
+    like: Any = None,
 ) -> Any:
-    """As `Library.new`, with the axes in the order in memory that `_core.memory_order` names."""
-    if not order:
-        return named(library).new(dtype, shape, device)
-    axes = [*(axis for axis, extent in enumerate(shape) if extent == 1), *order]
-    lying = named(library).new(dtype, tuple(shape[axis] for axis in axes), device)
-    places = tuple(axes.index(axis) for axis in range(len(shape)))
-    return (lying.permute if hasattr(lying, "permute") else lying.transpose)(places)
+    """An array of its own from the bytes of its elements as they lie in memory; None: of zeros.
+
+    It is on `device` as for `Library.new`; JAX commits it to where it has committed `like`, or to this sharding.
+    `order`: of the axes in memory, as `_core.memory_order` names it, of libraries that compute on devices alone.
+    """
+    row = named(library)
+    axes = (
+        [*(axis for axis, extent in enumerate(shape) if extent == 1), *order] if order else range(len(shape))
+    )
+    made = row.new(dtype, tuple(shape[axis] for axis in axes), device)
+    _core.unpack(np.zeros(info(made).nbytes, np.uint8) if data is None else data, [made])
+    if order:
+        places = tuple(axes.index(axis) for axis in range(len(shape)))
+        made = (made.permute if hasattr(made, "permute") else made.transpose)(places)
+    return row.finish(made, sharding=sharding_of(like) if is_array(like) else like)
 
 
 def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     """A new writable array to receive into, with the dtype, library, device and (unless given) shape of `x`."""
     known, row = info(x), of(x)
     return row.new(known.dtype, known.shape if shape is None else shape, row.place(x))
-
-
-def fill_with_zeros(x: Any) -> None:
-    """Set all elements of an array that `new_like` or `new_in_order` made."""
-    _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x], as_they_lie=True)
 
 
 def converts(x: Any) -> bool:

@@ -18,7 +18,6 @@ from samestep._util.json_layout import Many
 from samestep._util.text import ranks_text
 from samestep.errors import MismatchError, UnavailableError
 from samestep.group.group import Group
-from samestep.optimizer.flat_exchange import from_bytes
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.sharded import partition_of
 from samestep.step.leaves import Flat
@@ -305,7 +304,7 @@ class _Divided:
                 copy.append(data[before.start * n : before.stop * n].copy())
             part, shape = self._plan.held(i), self._plan.part_shape(i)
             shape = self._plan.specs[i].shape if backend.size == 1 else shape
-            leaves[k] = from_bytes(
+            leaves[k] = arrays.from_bytes(
                 data[part.start * n : part.stop * n],
                 arrays.library_of(leaf),
                 dtype,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep import _core, arrays
+from samestep import _core
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
@@ -181,15 +181,3 @@ class FlatExchange:
         if key not in self._memory or len(self._memory[key]) != count * nbytes:
             self._memory[key] = self._backend.zeros(count * nbytes, "uint8")  # gaps between leaves stay zero
         return self._memory[key], nbytes
-
-
-def from_bytes(
-    data: Flat, library: str, dtype: str, shape: tuple[int, ...], device: int | None, *, like: Any = None
-) -> Any:
-    """An array of its own from the bytes of its elements.
-
-    It is on `device` as for `Library.new`; JAX commits it to where it has committed `like`.
-    """
-    target = arrays.named(library).new(dtype, shape, device)
-    _core.unpack(data, [target])
-    return arrays.named(library).finish(target, sharding=arrays.sharding_of(like))

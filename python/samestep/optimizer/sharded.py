@@ -15,7 +15,7 @@ from samestep.group import compiled
 from samestep.group.group import Group
 from samestep.optimizer import probe
 from samestep.optimizer.extra_arguments import reduce_all
-from samestep.optimizer.flat_exchange import FlatExchange, from_bytes
+from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
@@ -227,7 +227,9 @@ class ShardedTransformation:
                 if not plan.exchange.part(i):
                     data = np.zeros(len(plan.held(i)) * _core.itemsize(dtype), np.uint8)
                 parts.append(
-                    from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i])
+                    arrays.from_bytes(
+                        data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i]
+                    )
                 )
             return parts
 
@@ -326,7 +328,7 @@ class ShardedTransformation:
                     values[k] = (
                         None
                         if data is None
-                        else from_bytes(
+                        else arrays.from_bytes(
                             data,
                             arrays.library_of(leaf),
                             dtype,
@@ -446,7 +448,7 @@ def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, 
     assert data is not None
     if spec.library == "numpy" and not of.is_number:
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
-    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
+    leaf = arrays.from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
     return leaf.item() if of.is_number else leaf
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, arrays
+from samestep import arrays
 from samestep.arrays import of_torch
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
@@ -194,9 +194,8 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     order = spec.order if arrays.named(spec.library).computes else ()
     if spec.order != order:
         elements = _row_major(elements, spec)
-    target = arrays.new_in_order(spec.library, spec.dtype, spec.shape, order, device)
-    _core.unpack(elements.view(np.uint8), [target], as_they_lie=True)
-    return arrays.named(spec.library).finish(target, sharding=like)
+    data = elements.view(np.uint8)
+    return arrays.from_bytes(data, spec.library, spec.dtype, spec.shape, device, order, like=like)
 
 
 def _row_major(elements: Flat, spec: LeafSpec) -> Flat:

@@ -196,8 +196,6 @@ def _fill_in_zeros(
     for i, known in enumerate(found):
         if values[i] is None and known:
             library, dtype, shape, order = known
-            zeros = arrays.new_in_order(library, dtype, tuple(shape), order, backend.device)
-            arrays.fill_with_zeros(zeros)
-            values[i] = arrays.named(library).finish(zeros)
+            values[i] = arrays.from_bytes(None, library, dtype, shape, backend.device, order)
             filled[i] = arrays.info(values[i])
     return filled
