@@ -6,6 +6,7 @@ from samestep.arrays.allocate import copy as copy
 from samestep.arrays.allocate import copy_if_overlapping as copy_if_overlapping
 from samestep.arrays.allocate import deliver as deliver
 from samestep.arrays.allocate import from_bytes as from_bytes
+from samestep.arrays.allocate import like_bytes as like_bytes
 from samestep.arrays.allocate import new_like as new_like
 from samestep.arrays.allocate import targets as targets
 from samestep.arrays.describe import device_of as device_of
@@ -15,7 +16,6 @@ from samestep.arrays.describe import is_array as is_array
 from samestep.arrays.describe import is_float0 as is_float0
 from samestep.arrays.describe import order_of as order_of
 from samestep.arrays.describe import readable as readable
-from samestep.arrays.libraries import library_of as library_of
 from samestep.arrays.libraries import named as named
 from samestep.arrays.libraries import of as of
 from samestep.arrays.of_jax import as_received as as_received

@@ -48,6 +48,13 @@ def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     return row.new(known.dtype, known.shape if shape is None else shape, row.place(x))
 
 
+def like_bytes(data: np.ndarray[Any, Any], like: Any, shape: tuple[int, ...]) -> Any:
+    """An array of its own from the bytes of its elements, of the dtype and library of `like` and where that lies."""
+    made = new_like(like, shape)
+    _core.unpack(data, [made])
+    return of(like).finish(made, like=like)
+
+
 def converts(x: Any) -> bool:
     """Whether `x` holds 16-bit floats in device memory which its library can convert."""
     known = info(x)

@@ -123,7 +123,7 @@ _MUTABLE = {"samestep", *(row.name.partition(".")[0] for row in _ROWS.values() i
 
 
 def named(library: str) -> Library:
-    """The row that `library_of` gave the name of, on this rank or another one."""
+    """The row of that name, which this rank or another one has of an array."""
     return _ROWS.get(library) or _standard(library)
 
 
@@ -146,15 +146,6 @@ def _holder(rows: Iterable[Library], x: Any) -> Library | None:
         if row.holds(x):
             return row
     return None
-
-
-def library_of(x: Any) -> str:
-    """The name of the row, which ranks tell each other.
-
-    It is that of the module, for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where the
-    library of `x` cannot be asked for one.
-    """
-    return of(x).name
 
 
 def stream_of(x: Any) -> int | None:

@@ -34,7 +34,7 @@ class Library:
     """What is asked of a library. The defaults are right where its arrays may be answered with memory of NumPy."""
 
     name: str
-    """What ranks call it: the module with its functions, or a kind of its arrays."""
+    """What ranks call it: the module with its functions; for device memory "torch gpu", "jax gpu", "cupy" or "gpu"."""
     holds: Callable[[Any], bool]
     """Whether an array is of this row."""
     mutable: bool = False

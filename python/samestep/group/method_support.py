@@ -51,11 +51,12 @@ class MethodSupport(_core.FastGroup):
             return None, x.item
         if arrays.info(x, verb).writable:
             return None, lambda: x
-        into = arrays.new_like(x)
-        return into, lambda: arrays.of(x).finish(into, like=x)
+        return self._output_of_shape(x, None, None)
 
-    def _output_of_shape(self, x: Any, shape: tuple[int, ...], out: Any) -> tuple[Any, Callable[[], Any]]:
-        """The output array and a function that returns the result, which has another shape than `x`."""
+    def _output_of_shape(
+        self, x: Any, shape: tuple[int, ...] | None, out: Any
+    ) -> tuple[Any, Callable[[], Any]]:
+        """The output array and a function that returns the result, of another shape than `x`."""
         if out is not None:
             return out, lambda: out
         into = arrays.new_like(x, shape)
@@ -187,7 +188,7 @@ class MethodSupport(_core.FastGroup):
         else:
             try:
                 dtype = arrays.info(x, verb).dtype
-                metadata = (arrays.library_of(x), dtype, shape())
+                metadata = (arrays.of(x).name, dtype, shape())
                 self._check_usable(verb, x, out)
             except (TypeError, ValueError, UnavailableError) as error:
                 failed, metadata = error, str(error)

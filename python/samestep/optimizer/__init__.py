@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
+from samestep._util.loaded import is_a
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.optimizer import gradient_transformation
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
-from samestep.trees.adapters import is_torch_optimizer
 
 __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state", "no_sync", "shard_state"]
 
@@ -77,7 +77,7 @@ def DistributedOptimizer(
       ([array([-0.1, -0.1])], ())
     """
     resolve(op, "DistributedOptimizer")
-    if is_torch_optimizer(opt):
+    if is_a(opt, "torch.optim", "Optimizer"):
         from samestep.optimizer import torch_optimizer, torch_shards
 
         if shards is None and not weighted:
@@ -198,7 +198,7 @@ def ShardedOptimizer(
         _require_mean(op)
     if copies not in (1, 2):
         raise InvalidArgumentError(f"ShardedOptimizer: copies must be 1 or 2, got {copies!r}")
-    if is_torch_optimizer(opt):
+    if is_a(opt, "torch.optim", "Optimizer"):
         if copies > 1:
             raise InvalidArgumentError(
                 "ShardedOptimizer: copies=2 is not for torch optimizers; use DistributedOptimizer in a TrainState"

@@ -304,14 +304,7 @@ class _Divided:
                 copy.append(data[before.start * n : before.stop * n].copy())
             part, shape = self._plan.held(i), self._plan.part_shape(i)
             shape = self._plan.specs[i].shape if backend.size == 1 else shape
-            leaves[k] = arrays.from_bytes(
-                data[part.start * n : part.stop * n],
-                arrays.library_of(leaf),
-                dtype,
-                shape,
-                arrays.device_of(leaf),
-                like=leaf,
-            )
+            leaves[k] = arrays.like_bytes(data[part.start * n : part.stop * n], leaf, shape)
         return note_part(flat.rebuild(leaves), by=(self._opt, self._plan, None)), copy
 
 

@@ -224,12 +224,9 @@ class ShardedTransformation:
                 if data is None or dtype is None:
                     parts.append(None)
                     continue
-                if not plan.exchange.part(i):
-                    data = np.zeros(len(plan.held(i)) * _core.itemsize(dtype), np.uint8)
+                held, device = data if plan.exchange.part(i) else None, self._backend.device
                 parts.append(
-                    arrays.from_bytes(
-                        data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i]
-                    )
+                    arrays.from_bytes(held, library, dtype, plan.part_shape(i), device, like=whole[i])
                 )
             return parts
 
@@ -325,18 +322,7 @@ class ShardedTransformation:
                 if i is not None:
                     leaf, dtype = values[k], arrays.info(values[k]).dtype
                     data = plan.exchange.gather(i, leaf, dtype, root)
-                    values[k] = (
-                        None
-                        if data is None
-                        else arrays.from_bytes(
-                            data,
-                            arrays.library_of(leaf),
-                            dtype,
-                            plan.specs[i].shape,
-                            arrays.device_of(leaf),
-                            like=leaf,
-                        )
-                    )
+                    values[k] = None if data is None else arrays.like_bytes(data, leaf, plan.specs[i].shape)
         is_here = root is None or self._backend.rank == root
         return flat.rebuild(values) if is_here else None
 

@@ -149,7 +149,7 @@ def specs_of(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
         if info is None or info.dtype not in ADDED_AS:
             specs.append(LeafSpec(what, dtype=info.dtype if info is not None else ""))
             continue
-        library = "number" if i in is_number else arrays.library_of(values[i])
+        library = "number" if i in is_number else arrays.of(values[i]).name
         order = arrays.order_of(values[i]) if info.device != "cpu" else ()
         specs.append(LeafSpec(what, library, info.dtype, info.shape, i in is_number, order))
     return specs

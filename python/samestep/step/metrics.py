@@ -150,11 +150,9 @@ def _with_rows(leaf: Any) -> Any:
     if is_number(leaf):
         return np.asarray([leaf])
     if is_array(leaf) and not arrays.info(leaf).shape:
-        row = arrays.new_like(leaf, (1,))
         packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
         _core.pack([leaf], packed)
-        _core.unpack(packed, [row])
-        return arrays.of(leaf).finish(row, like=leaf)
+        return arrays.like_bytes(packed, leaf, (1,))
     return leaf
 
 
@@ -170,7 +168,7 @@ def _kind(value: Any) -> list[Any] | str | None:
             return f"an array{text}, which would be lost; pass np.asarray(x)"
     except InvalidArgumentError as error:
         return str(error)
-    return [arrays.library_of(value), info.dtype, list(info.shape[1:])]
+    return [arrays.of(value).name, info.dtype, list(info.shape[1:])]
 
 
 def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -> list[Any]:
@@ -200,6 +198,5 @@ def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -
 def _join(backend: Group, value: Any, kind: list[Any]) -> Any:
     if value is None:
         library, dtype, row = kind
-        of = arrays.named(library)
-        value = of.finish(of.new(dtype, (0, *row), backend.device))
+        value = arrays.from_bytes(None, library, dtype, (0, *row), backend.device)
     return backend.allgatherv(value)

@@ -40,20 +40,10 @@ def expand_jax(tree: Any) -> Node | None:
 
 def expand_torch(tree: Any) -> Node | None:
     """Open a module into its parameters and buffers, and an optimizer into state and options."""
-    if is_torch_module(tree):
+    if is_a(tree, "torch.nn", "Module"):
         named = [*tree.named_parameters(), *tree.named_buffers()]
         return Node([f".{name}" for name, _ in named], [tensor for _, tensor in named], lambda _: tree)
-    return _open_optimizer(tree) if is_torch_optimizer(tree) else None
-
-
-def is_torch_module(tree: Any) -> bool:
-    """Whether `tree` is a module of torch."""
-    return is_a(tree, "torch.nn", "Module")
-
-
-def is_torch_optimizer(opt: Any) -> bool:
-    """Whether `opt` is an optimizer of torch."""
-    return is_a(opt, "torch.optim", "Optimizer")
+    return _open_optimizer(tree) if is_a(tree, "torch.optim", "Optimizer") else None
 
 
 def _open_optimizer(optimizer: Any) -> Node:

@@ -178,7 +178,7 @@ def _fill_in_zeros(
       InvalidArgumentError: that library makes no such arrays, on all ranks.
     """
     mine = [
-        info and (arrays.library_of(value), info.dtype, info.shape, arrays.order_of(value))
+        info and (arrays.of(value).name, info.dtype, info.shape, arrays.order_of(value))
         for value, info in zip(values, infos, strict=True)
     ]
     layout = [str, str, Many(int), Many(int)]

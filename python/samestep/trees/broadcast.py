@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar
 
 from samestep import _core, trees
 from samestep._util.json_layout import Many
+from samestep._util.loaded import is_a
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.trees import compiled_trees, reducible, scalars, signature, views
-from samestep.trees.adapters import is_torch_module
 from samestep.trees.divided import refusals
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_array, is_number, parts_of
@@ -93,7 +93,9 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
-    if is_torch_module(tree):  # DistributedOptimizer looks there for parameters that no optimizer has
+    if is_a(
+        tree, "torch.nn", "Module"
+    ):  # DistributedOptimizer looks there for parameters that no optimizer has
         backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
     clash = views.join_views(flat.names, looks, reads=False)

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from samestep import arrays
-from samestep.trees.adapters import is_torch_module
+from samestep._util.loaded import is_a
 from samestep.trees.structure import flatten
 
 __all__ = ["maker", "note_part", "refusals", "why_divided"]
@@ -71,7 +71,11 @@ def refusals(tree: Any) -> dict[int, str]:
         if why := _OF_STATE if part is not None and part() is leaf else why_divided(leaf):
             found[i] = why
     groups = getattr(tree, "param_groups", ())
-    within = tree.modules() if is_torch_module(tree) else (p for group in groups for p in group["params"])
+    within = (
+        tree.modules()
+        if is_a(tree, "torch.nn", "Module")
+        else (p for group in groups for p in group["params"])
+    )
     if why := next(filter(None, map(why_divided, within)), ""):
         found.setdefault(0, why)
     return found

@@ -48,11 +48,8 @@ def fill(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def _put(have: Any, value: Any) -> bool:
     """Write `value` into the array `have`; whether that can be done."""
-    if have is value or type(have) is not type(value) or not arrays.is_array(have):
-        return False
-    if arrays.is_jax(
-        have
-    ):  # never written; one that a program was given for good cannot be looked at, either
+    # JAX's are never written; one that a program was given for good cannot be looked at, either.
+    if have is value or type(have) is not type(value) or not arrays.is_array(have) or arrays.is_jax(have):
         return False
     if (have.dtype, have.shape) != (value.dtype, value.shape):
         return False

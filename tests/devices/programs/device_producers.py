@@ -151,7 +151,7 @@ def reduce_an_array_of_cupy_without_the_interface(backend):
     sys.modules["cupy"] = cupy
     world = start(backend)
     x, y = (ArrayOfCupyWithoutInterface.of(np.full(5, v, "float32"), stream) for v in (-1.0, -2.0))
-    report(library=arrays.library_of(x))
+    report(library=arrays.of(x).name)
     reduce_late(world, x, y, lambda array: array)
 
 
