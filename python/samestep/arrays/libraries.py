@@ -7,10 +7,9 @@ where its library has been imported already.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -51,19 +50,6 @@ def _cupy(dtype: str, shape: tuple[int, ...], device: Any = None) -> Any:
 _namespaces: dict[str, Any] = {}  # by name: of the arrays that this process has passed
 
 
-def _by_functions(
-    make: Callable[[Any, np.ndarray[Any, Any]], Any], library: str, received: Any, **_: Any
-) -> Any:
-    """The memory becomes that of the array where the library makes no copy. A rank without it gets NumPy's array."""
-    if not isinstance(received, np.ndarray):
-        return received
-    namespace = _namespaces.get(library) or sys.modules.get(library)
-    if namespace is None and library in _ROWS:
-        with contextlib.suppress(ImportError):
-            namespace = importlib.import_module(library)
-    return received if namespace is None else make(namespace, received)
-
-
 def _in_namespace(namespace: Any, received: np.ndarray[Any, Any]) -> Any:
     dtype = received.dtype
     if dtype.isbuiltin == 1:  # NumPy exports no types of ml_dtypes
@@ -84,8 +70,18 @@ def _pyarrow(pa: Any, received: np.ndarray[Any, Any]) -> Any:
 
 def _standard(name: str, *, mutable: bool = False, make: Any = _in_namespace) -> Library:
     """The row of a library in host memory, by default of one that follows the Python array API standard."""
+
+    def finish(received: Any, **_: Any) -> Any:
+        # The memory becomes that of the array where the library makes no copy. A rank without it gets NumPy's array.
+        if not isinstance(received, np.ndarray):
+            return received
+        namespace = _namespaces.get(name) or sys.modules.get(name)
+        if namespace is None and name in _ROWS:
+            with contextlib.suppress(ImportError):
+                namespace = importlib.import_module(name)
+        return received if namespace is None else make(namespace, received)
+
     module = name.partition(".")[0]
-    finish = functools.partial(_by_functions, make, name)
     return Library(name, lambda x: module in _modules(type(x)), mutable, finish=finish)
 
 

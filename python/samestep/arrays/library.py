@@ -14,11 +14,6 @@ from samestep.arrays.describe import device_of, info
 from samestep.gpu.device_array import FlatView
 
 
-def numpy_memory(dtype: str, shape: tuple[int, ...], device: Any = None) -> np.ndarray[Any, Any]:
-    """New host memory, on whatever device the result will be."""
-    return np.empty(shape, numpy_dtype(dtype))
-
-
 def named_stream(x: Any, unnamed: Callable[[], int] = int) -> int | None:
     """The stream in `__cuda_array_interface__`; where that names none, the `unnamed` one, else the default stream."""
     interface = getattr(x, "__cuda_array_interface__", None)
@@ -41,7 +36,7 @@ class Library:
     """Its arrays are written in place."""
     computes: bool = False
     """It can be asked for arrays in device memory that are not row-major, and to convert 16-bit floats."""
-    new: Callable[..., Any] = numpy_memory
+    new: Callable[..., Any] = lambda dtype, shape, device=None: np.empty(shape, numpy_dtype(dtype))
     """A new writable array of `(dtype, shape, device)` to receive into; `finish` makes the result of it.
 
     Device memory is of `device`, an index or what `place` says. None: of the current device, which each thread has its

@@ -106,9 +106,7 @@ def jax_stream(x: Any) -> int | None:
     return _streams[index]
 
 
-JAX = Library(
-    "jax", lambda x: is_jax(x) and not _is_on_gpu(x), new=_aligned, finish=_finish, stream=jax_stream
-)
+JAX = Library("jax", lambda x: is_jax(x) and not _is_on_gpu(x), new=_aligned, finish=_finish)
 ON_DEVICE = Library(
     "jax gpu",
     lambda x: is_jax(x) and _is_on_gpu(x),

@@ -37,10 +37,6 @@ def _stream(x: Any) -> int:
     return torch_streams()(x.get_device())
 
 
-def _flat(x: Any) -> Any:
-    return x.detach().view(-1)
-
-
 def of_bytes(memory: np.ndarray[Any, Any], dtype: str) -> Any:
     """Bytes in host memory as elements of a dtype that NumPy may lack."""
     torch = sys.modules["torch"]
@@ -52,15 +48,14 @@ TORCH = Library(
     lambda x: is_a(x, "torch", "Tensor") and not x.is_cuda,
     mutable=True,
     new=functools.partial(_new, on_host=True),
-    flat=_flat,
-    stream=_stream,
+    flat=lambda x: x.detach().view(-1),
 )
 ON_DEVICE = Library(
     "torch gpu",
     lambda x: is_a(x, "torch", "Tensor") and x.is_cuda,
     computes=True,
     new=_new,
-    flat=_flat,
+    flat=lambda x: x.detach().view(-1),
     stream=_stream,
     widen=lambda x: x.detach().float(),
     store_rounded=lambda wide, out: out.detach().copy_(wide),
