@@ -30,7 +30,7 @@ class Backend(Group):
         from samestep import trees
 
         _, leaves, rebuild = trees.flatten(tree)
-        return rebuild([arrays.new_like(leaf) if arrays.is_array(leaf) else leaf for leaf in leaves])
+        return rebuild([arrays.of(leaf).like(leaf) if arrays.is_array(leaf) else leaf for leaf in leaves])
 
     def synchronize(
         self,

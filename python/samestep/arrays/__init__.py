@@ -7,7 +7,6 @@ from samestep.arrays.allocate import copy_if_overlapping as copy_if_overlapping
 from samestep.arrays.allocate import deliver as deliver
 from samestep.arrays.allocate import from_bytes as from_bytes
 from samestep.arrays.allocate import like_bytes as like_bytes
-from samestep.arrays.allocate import new_like as new_like
 from samestep.arrays.allocate import targets as targets
 from samestep.arrays.describe import device_of as device_of
 from samestep.arrays.describe import extents as extents

@@ -42,17 +42,12 @@ def from_bytes(  # noqa: PLR0917 - what an array is
     return row.finish(made, sharding=sharding_of(like) if is_array(like) else like)
 
 
-def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """A new writable array to receive into, with the dtype, library, device and (unless given) shape of `x`."""
-    known, row = info(x), of(x)
-    return row.new(known.dtype, known.shape if shape is None else shape, row.place(x))
-
-
 def like_bytes(data: np.ndarray[Any, Any], like: Any, shape: tuple[int, ...]) -> Any:
     """An array of its own from the bytes of its elements, of the dtype and library of `like` and where that lies."""
-    made = new_like(like, shape)
+    row = of(like)
+    made = row.like(like, shape)
     _core.unpack(data, [made])
-    return of(like).finish(made, like=like)
+    return row.finish(made, like=like)
 
 
 def converts(x: Any) -> bool:
@@ -63,7 +58,7 @@ def converts(x: Any) -> bool:
 
 def targets(xs: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
     """Where results for arrays go: the arrays, or new ones for those that cannot be written."""
-    return [x if known.writable else new_like(x) for x, known in zip(xs, infos, strict=True)]
+    return [x if known.writable else of(x).like(x) for x, known in zip(xs, infos, strict=True)]
 
 
 def deliver(xs: Any, infos: Sequence[ArrayInfo], which: Iterable[int], written: Sequence[Any]) -> None:
@@ -89,7 +84,7 @@ def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
         return x
     if info(x).device != "cpu":
         raise InvalidArgumentError(f"{verb}: x and out overlap in device memory; pass a copy of x")
-    own = new_like(x)
+    own = of(x).like(x)
     copy(x, own, verb)
     return own
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -81,8 +80,7 @@ def _standard(name: str, *, mutable: bool = False, make: Any = _in_namespace) ->
                 namespace = importlib.import_module(name)
         return received if namespace is None else make(namespace, received)
 
-    module = name.partition(".")[0]
-    return Library(name, lambda x: module in _modules(type(x)), mutable, finish=finish)
+    return Library(name, mutable=mutable, finish=finish)
 
 
 _NUMPY = Library("numpy", lambda x: isinstance(x, np.ndarray), flat=_reshaped)
@@ -104,7 +102,7 @@ _CUPY = Library(
     flat=_reshaped,
     stream=lambda x: named_stream(x, lambda: int(sys.modules["cupy"].cuda.get_current_stream().ptr)),
 )
-_ANYWHERE = (_NUMPY, _OWN, of_torch.TORCH, of_torch.ON_DEVICE, _CUPY, of_jax.JAX, of_jax.ON_DEVICE)
+_ANYWHERE = (_NUMPY, _OWN, of_torch.TORCH, of_torch.ON_DEVICE, of_jax.JAX, of_jax.ON_DEVICE, _CUPY)
 _ON_HOST = (
     _standard("array_api_strict", mutable=True),
     _standard("dpctl.tensor", mutable=True),
@@ -125,20 +123,20 @@ def named(library: str) -> Library:
 
 def of(x: Any) -> Library:
     """The row of the library that an array should be answered with."""
-    if found := _holder(_ANYWHERE, x):
+    if found := _holder(x):
         return found
     if hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu":
         return _OWN
     if not hasattr(x, "__array_namespace__"):
-        return _holder(_ON_HOST, x) or _NUMPY
+        return next((row for module in _modules(type(x)) for row in _ON_HOST if row.name == module), _NUMPY)
     namespace = x.__array_namespace__()
     name = str(getattr(namespace, "__name__", type(x).__module__))
     _namespaces[name] = namespace
     return named(name)
 
 
-def _holder(rows: Iterable[Library], x: Any) -> Library | None:
-    for row in rows:
+def _holder(x: Any) -> Library | None:
+    for row in _ANYWHERE:
         if row.holds(x):
             return row
     return None
@@ -158,7 +156,7 @@ def stream_of(x: Any) -> int | None:
 
     Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
     """
-    return (_holder(_ANYWHERE, x) or _OWN).stream(x)
+    return (_holder(x) or _OWN).stream(x)
 
 
 def written_in_place(kind: type) -> bool | None:

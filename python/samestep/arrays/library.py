@@ -30,8 +30,8 @@ class Library:
 
     name: str
     """What ranks call it: the module with its functions; for device memory "torch gpu", "jax gpu", "cupy" or "gpu"."""
-    holds: Callable[[Any], bool]
-    """Whether an array is of this row."""
+    holds: Callable[[Any], bool] = lambda x: False
+    """Whether an array is of this row, where its class tells that."""
     mutable: bool = False
     """Its arrays are written in place."""
     computes: bool = False
@@ -59,3 +59,8 @@ class Library:
     """A float32 copy with the axes in the same order in memory, made in the stream in which the library works."""
     store_rounded: Callable[[Any, Any], None] = lambda wide, out: out.__setitem__(..., wide)
     """Round each element of a float32 array once, to the nearest of the dtype of `out`, an array of that shape."""
+
+    def like(self, x: Any, shape: tuple[int, ...] | None = None) -> Any:
+        """A new array to receive into, with the dtype, device and (unless given) shape of an array of this row."""
+        known = info(x)
+        return self.new(known.dtype, known.shape if shape is None else shape, self.place(x))

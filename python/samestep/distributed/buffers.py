@@ -87,7 +87,7 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
         return Place(run, None, run)
     if run is not None:
         # On the device, too: an array that is only read there, or that other ranks can write, is not staged either.
-        made = arrays.new_like(x)
+        made = arrays.of(x).like(x)
         return Place(_flat(made, arrays.info(made)), lambda: arrays.of(x).finish(made, like=x), run)
     staged = _staging(x, known, known.shape if not known.writable else (count(known),))
     if filled:
@@ -146,7 +146,7 @@ def _staging(like: Any, known: arrays.ArrayInfo, shape: tuple[int, ...]) -> Any:
     """A new host array as a staging buffer, also for arrays in device memory."""
     if known.device != "cpu":
         return np.empty(shape, numpy_dtype(known.dtype))
-    return arrays.new_like(like, shape)
+    return arrays.of(like).like(like, shape)
 
 
 def joined(tensors: Any, known: arrays.ArrayInfo) -> Any:

@@ -59,8 +59,9 @@ class MethodSupport(_core.FastGroup):
         """The output array and a function that returns the result, of another shape than `x`."""
         if out is not None:
             return out, lambda: out
-        into = arrays.new_like(x, shape)
-        return into, lambda: arrays.of(x).finish(into, like=x)
+        row = arrays.of(x)
+        into = row.like(x, shape)
+        return into, lambda: row.finish(into, like=x)
 
     def _output_of_library(
         self, library: str, dtype: str, shape: tuple[int, ...], x: Any, out: Any

@@ -142,7 +142,7 @@ def _agree_on_aliases(
         found = {d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT} or {i}
         aliases[i] = found.pop() if len(found) == 1 else i
         if aliases[i] == i != mine:
-            values[i] = arrays.new_like(values[mine])
+            values[i] = arrays.of(values[mine]).like(values[mine])
             arrays.copy(values[mine], values[i], act)
 
 
