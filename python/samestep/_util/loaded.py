@@ -7,12 +7,6 @@ from typing import Any
 
 
 def is_a(x: Any, module: str, name: str) -> bool:
-    """Whether `x` is an instance of a class of a module; False while nobody has imported the module.
-
-    Example:
-      >>> import fractions
-      >>> is_a(fractions.Fraction(1), "fractions", "Fraction"), is_a(1, "nowhere", "Class")
-      (True, False)
-    """
+    """Whether `x` is an instance of a class of a module; False while nobody has imported the module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(x, kind)

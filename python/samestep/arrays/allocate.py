@@ -31,9 +31,8 @@ def from_bytes(  # noqa: PLR0917 - what an array is
     `order`: of the axes in memory, as `_core.memory_order` names it, of libraries that compute on devices alone.
     """
     row = named(library)
-    axes = (
-        [*(axis for axis, extent in enumerate(shape) if extent == 1), *order] if order else range(len(shape))
-    )
+    ones = [axis for axis, extent in enumerate(shape) if extent == 1]
+    axes = [*ones, *order] if order else range(len(shape))
     made = row.new(dtype, tuple(shape[axis] for axis in axes), device)
     _core.unpack(np.zeros(info(made).nbytes, np.uint8) if data is None else data, [made])
     if order:

@@ -95,7 +95,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
     if is_a(
         tree, "torch.nn", "Module"
-    ):  # DistributedOptimizer looks there for parameters that no optimizer has
+    ):  # where DistributedOptimizer looks for parameters without an optimizer
         backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
     clash = views.join_views(flat.names, looks, reads=False)

@@ -70,12 +70,8 @@ def refusals(tree: Any) -> dict[int, str]:
         part, _ = _parts.get(id(leaf), (None, None))
         if why := _OF_STATE if part is not None and part() is leaf else why_divided(leaf):
             found[i] = why
-    groups = getattr(tree, "param_groups", ())
-    within = (
-        tree.modules()
-        if is_a(tree, "torch.nn", "Module")
-        else (p for group in groups for p in group["params"])
-    )
+    parameters = (p for group in getattr(tree, "param_groups", ()) for p in group["params"])
+    within = tree.modules() if is_a(tree, "torch.nn", "Module") else parameters
     if why := next(filter(None, map(why_divided, within)), ""):
         found.setdefault(0, why)
     return found

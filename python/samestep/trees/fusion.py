@@ -149,9 +149,7 @@ def allreduce_leaves(
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
         inputs, dtype = [leaves[i] for i in message], infos[message[0]].dtype
-        if backend.size > 1 and of_torch.gathers(
-            inputs, dtype
-        ):  # nothing waits for a single rank's operations
+        if backend.size > 1 and of_torch.gathers(inputs, dtype):  # nothing waits for those of a single rank
             flat = of_torch.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
             inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factors[0])
             return Enqueued(inner, lambda: of_torch.scatter(flat, targets))
