@@ -25,10 +25,6 @@ def _modules(kind: type) -> list[str]:
     return [str(getattr(base, "__module__", "")).partition(".")[0] for base in kind.__mro__]
 
 
-def _reshaped(x: Any) -> Any:
-    return x.reshape(-1)  # still of that library, on which it depends what the core does
-
-
 def _own(dtype: str, shape: tuple[int, ...], place: Any = None) -> DeviceArray:
     """`place` may be an array beside which it is made."""
     from samestep.gpu import runtime
@@ -83,7 +79,7 @@ def _standard(name: str, *, mutable: bool = False, make: Any = _in_namespace) ->
     return Library(name, mutable=mutable, finish=finish)
 
 
-_NUMPY = Library("numpy", lambda x: isinstance(x, np.ndarray), flat=_reshaped)
+_NUMPY = Library("numpy", lambda x: isinstance(x, np.ndarray), flat=lambda x: x.reshape(-1))
 _OWN = Library(
     "gpu",
     lambda x: isinstance(x, DeviceArray),
@@ -99,7 +95,7 @@ _CUPY = Library(
     mutable=True,
     computes=True,
     new=_cupy,
-    flat=_reshaped,
+    flat=lambda x: x.reshape(-1),  # still of that library, on which it depends what the core does
     stream=lambda x: named_stream(x, lambda: int(sys.modules["cupy"].cuda.get_current_stream().ptr)),
 )
 _ANYWHERE = (_NUMPY, _OWN, of_torch.TORCH, of_torch.ON_DEVICE, of_jax.JAX, of_jax.ON_DEVICE, _CUPY)

@@ -21,16 +21,9 @@ _OPS = (
 """No dict: to hash an operator of torch takes longer than to compare it with all of them."""
 # dtypes that the core does not have are moved as bytes
 _NAMED = {
-    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32),
-    *(
-        torch.uint64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    ),
+    *(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
 }
 
 
