@@ -10,7 +10,7 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.trees import signature
-from samestep.trees.divided import why_divided
+from samestep.trees.divided import viewed_by_fsdp, why_divided
 from samestep.trees.fusion import timer
 
 
@@ -44,8 +44,9 @@ def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") 
     attributes = "_samestep_averager", "_samestep_shards", "_samestep_parts"
     if any(hasattr(optimizer, mark) for mark in attributes if mark != but):
         raise InvalidArgumentError(f"{act}: this optimizer is distributed already; make a new one")
+    viewed = viewed_by_fsdp()
     for name, parameter in named_parameters(optimizer).items():
-        if why := why_divided(parameter):
+        if why := why_divided(parameter, viewed):
             raise InvalidArgumentError(f"{act}: {name} is {why}")
 
 
