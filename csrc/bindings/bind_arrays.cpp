@@ -12,6 +12,7 @@
 #include "bindings/array_view.h"
 #include "bindings/device_copies.h"
 #include "bindings/free_threading.h"
+#include "bindings/memory_in_use.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -145,7 +146,16 @@ void copy_each(std::span<ArrayView> arrays, const Array& run, bool packs, Copy c
   copies.finish();
 }
 
+/// What operations in progress write must be there before these arrays are read, or they are written behind it.
+void settle(const py::handle& arrays, bool to_write) {
+  for (const py::handle& array : arrays) {
+    Array view;
+    if (try_view(array.ptr(), view)) memory_in_use::settle(view.view(), to_write, /*is_message=*/false, "");
+  }
+}
+
 void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
+  settle(arrays, /*to_write=*/false);
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
   std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(out, "pack: out", parts);
@@ -182,6 +192,7 @@ void await_arrays(const py::list& arrays, const std::shared_ptr<Communicator>& c
 }
 
 void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
+  settle(arrays, /*to_write=*/true);
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
   std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(buffer, "unpack: buffer", parts);
@@ -224,6 +235,9 @@ void bind_arrays(py::module_& m) {
       "unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
       "The reverse of pack: copy the bytes of `buffer` into the arrays, whose libraries learn that they were written. "
       "Nothing is written if any argument is bad.");
+  m.def("settle", &settle, py::arg("arrays"), py::arg("to_write") = false,
+        "End the operations in progress that write these arrays, and if `to_write` those that read them.");
+  m.def("memory_is_in_use", &memory_in_use::any, "Whether any operation in progress uses memory.");
   m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
         "Waits for the work that is now queued in the streams of a list's device arrays, because copying them cannot "
         "time out. After `timeout` seconds this rank leaves the group and raises TimeoutError.");

@@ -27,7 +27,7 @@ namespace {
 using Comm = std::shared_ptr<Communicator>;
 using Counts = std::vector<std::uint64_t>;
 using Lengths = std::optional<std::pair<std::uint64_t, std::uint64_t>>;  // the members of BlockLengths
-using Work_ = std::unique_ptr<PendingWork>;
+using Work_ = std::shared_ptr<PendingWork>;
 
 std::optional<BlockLengths> block_lengths(const Lengths& lengths) {
   return lengths ? std::optional(BlockLengths{lengths->first, lengths->second}) : std::nullopt;
@@ -45,7 +45,7 @@ const void* aliased_input(const ConstBuffer& in, const Buffer& out, int rank) {
 }
 
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
-  work->start_pinned(comm, std::move(operation));
+  work->start_alone(comm, std::move(operation));
   return work;
 }
 
@@ -88,7 +88,7 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
 /// `converted_from`: the caller's array, whose dtype ranks compare, if the elements have been converted.
 Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py::object& out,
             const py::object& converted_from = py::none()) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>();
   if (args.type != CollectiveType::barrier) bind_arrays(*work, comm->rank(), x, out, args);
   args.shape = work->shape();
   if (!converted_from.is_none()) {
@@ -147,7 +147,7 @@ Work_ barrier(const Comm& comm) { return start(comm, {.type = CollectiveType::ba
 Work_ start_list_on_host(const Comm& comm, const std::string& verb, const py::object& x, const py::object& out, int op,
                          int root, const std::string& dtype, int compared_op, std::size_t length, std::size_t count,
                          std::size_t root_array) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>();
   CollectiveArgs args{.type = collective_named(verb), .root = root};
   args.reduction.op = static_cast<ReduceOp>(op);
   args.compared_as = Signature{args.type, dtype_named(dtype), static_cast<ReduceOp>(compared_op), root,
@@ -174,30 +174,30 @@ void configure(Communicator& comm, std::optional<bool> torch_names, std::optiona
 }
 
 Work_ send(const Comm& comm, const py::object& x, int dest, int tag) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>(PendingWork::Kind::message);
   const ConstBuffer in = work->input(x, "send");
   return started(comm, std::move(work), comm->send(in, dest, tag));
 }
 
 Work_ send_object(const Comm& comm, const py::object& bytes, int dest, int tag) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>(PendingWork::Kind::message);
   const ConstBuffer in = work->input(bytes, "send_object");
   return started(comm, std::move(work), comm->send_object(in, dest, tag));
 }
 
 Work_ recv(const Comm& comm, const py::object& out, int source, int tag, bool exactly) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>(PendingWork::Kind::message);
   const Buffer to =
       work->output(out, "recv", /*copy_in=*/!exactly);  // a short message leaves the remaining elements as they are
   return started(comm, std::move(work), comm->recv(to, source, tag, exactly ? Fit::exactly : Fit::up_to));
 }
 
 Work_ recv_object(const Comm& comm, int source, int tag) {
-  return started(comm, std::make_unique<PendingWork>(), comm->recv_object(source, tag));
+  return started(comm, std::make_shared<PendingWork>(), comm->recv_object(source, tag));
 }
 
 Work_ probe(const Comm& comm, int source, int tag) {
-  return started(comm, std::make_unique<PendingWork>(), comm->probe(source, tag));
+  return started(comm, std::make_shared<PendingWork>(), comm->probe(source, tag));
 }
 
 void bind_work(py::module_& m) {
@@ -205,7 +205,7 @@ void bind_work(py::module_& m) {
       .def_readonly("source", &Status::source)
       .def_readonly("tag", &Status::tag)
       .def_readonly("count", &Status::count);
-  py::class_<PendingWork>(m, "Work", "A pending operation, with the arrays it works on.")
+  py::class_<PendingWork, Work_>(m, "Work", "A pending operation, with the arrays it works on.")
       .def("done", &PendingWork::done)
       .def(
           "wait",
@@ -221,6 +221,8 @@ void bind_work(py::module_& m) {
              return self.error() ? py::reinterpret_steal<py::object>(make_python_error(self.error())) : py::none();
            })
       .def("status", &PendingWork::status)
+      .def("claim", &PendingWork::claim, "arrays"_a, "owner"_a,
+           "Other operations shall not use these arrays before `owner._settle()` has written them.")
       .def(
           "object",
           [](const PendingWork& self) {

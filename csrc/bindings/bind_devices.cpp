@@ -77,9 +77,9 @@ Comm open_devices(Comm host, const std::shared_ptr<GpuLibrary>& gpu, int device,
   return DeviceCommunicator::open(std::move(host), std::move(options), Deadline::after(Seconds(timeout)));
 }
 
-std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::list& arrays, const py::list& outs,
+std::shared_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::list& arrays, const py::list& outs,
                                             int op, double factor) {
-  auto work = std::make_unique<PendingWork>();
+  auto work = std::make_shared<PendingWork>();
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
@@ -92,8 +92,8 @@ std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::li
   return work;
 }
 
-std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& arrays, int root) {
-  auto work = std::make_unique<PendingWork>();
+std::shared_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& arrays, int root) {
+  auto work = std::make_shared<PendingWork>();
   std::vector<InOut> buffers;
   for (const py::handle array : arrays) {
     const Buffer buffer = work->bcast(array, comm->rank() == root);

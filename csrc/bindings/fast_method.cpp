@@ -71,6 +71,7 @@ int set_comm(PyObject* self, PyObject* value, void* /*closure*/) {
   std::shared_ptr<Communicator> communicator;
   if (value != nullptr && py::isinstance<Communicator>(py::handle(value))) {
     communicator = py::handle(value).cast<std::shared_ptr<Communicator>>();
+    communicator->set_timeout(group.timeout.load(std::memory_order_relaxed));  // relaxed: see `timeout`
   }
   PyObject* before = nullptr;
   {
@@ -101,6 +102,7 @@ int set_timeout(PyObject* self, PyObject* value, void* /*closure*/) {
   const double seconds = value == nullptr ? -1.0 : PyFloat_AsDouble(value);
   if (PyErr_Occurred() != nullptr) return -1;
   group_of(self).timeout.store(seconds, std::memory_order_relaxed);  // relaxed: see `timeout`
+  if (const std::shared_ptr<Communicator> communicator = communicator_of(self)) communicator->set_timeout(seconds);
   return 0;
 }
 

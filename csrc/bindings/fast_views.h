@@ -5,17 +5,19 @@
 #include <cstddef>
 
 #include "bindings/array_view.h"
+#include "bindings/memory_in_use.h"
 
 namespace samestep {
 
 // What the fast paths share.
 
-/// Contiguous host memory, writable if requested. Null if the method in Python must handle the array.
+/// Contiguous host memory that no operation in progress disturbs, writable if requested. Null if the method in Python
+/// must handle the array.
 inline const ArrayView* borrow_view(PyObject* object, bool written, Array& array) {
   if (!try_view(object, array)) return nullptr;  // the method in Python reports the error
   const ArrayView& view = array.view();
   const bool fits = view.contiguous && view.device.kind == DeviceKind::cpu && !(written && view.readonly);
-  return fits ? &view : nullptr;
+  return fits && !memory_in_use::is_taken(view, written) ? &view : nullptr;
 }
 
 /// Reads a small integer. False for anything else, which the method in Python handles.

@@ -76,26 +76,37 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
   return arrays_.back()->buffer();
 }
 
+Array PendingWork::take(const py::handle& array, const char* what, const char* argument, bool written) const {
+  Array view = view_of(array.ptr(), what, argument);
+  // Other threads may run while it waits, so the memory is looked up anew.
+  if (memory_in_use::settle(view.view(), written, is_message(), what)) view = view_of(array.ptr(), what, argument);
+  return view;
+}
+
 Buffer PendingWork::use(const py::handle& array, Array view, const char* what, Order order, bool copy_in,
                         bool written) {
   shape_ = shape_of(view.view());
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
+  const bool in_place = view->contiguous || view->device.kind != DeviceKind::cpu;
+  // What is staged and only read has been read before the operation starts.
+  if (view->count != 0 && in_place) uses_.push_back(memory_in_use::use_of(view.view(), written));
+  if (in_place) return borrow(array, std::move(view), what, order);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, written});
   const ArrayView& lies = staged->array.view();
   staged->elements.resize(lies.nbytes());
   if (copy_in) {
     kernels::pack(lies.data, lies.extents(), lies.steps(), itemsize(lies.dtype), staged->elements.data());
   }
+  if (written && lies.count != 0) uses_.push_back(memory_in_use::use_of(lies, written));
   staged_.push_back(std::move(staged));
   return {staged_.back()->elements.data(), static_cast<std::size_t>(lies.count), lies.dtype, lies.device};
 }
 
 ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order order) {
-  return use(array, view_of(array.ptr(), what), what, order, /*copy_in=*/true, /*written=*/false);
+  return use(array, take(array, what, "", /*written=*/false), what, order, /*copy_in=*/true, /*written=*/false);
 }
 
 Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
-  Array view = view_of(array.ptr(), what, argument);
+  Array view = take(array, what, argument, /*written=*/true);
   if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
   return use(array, std::move(view), what, order, copy_in, /*written=*/true);
@@ -139,6 +150,40 @@ void PendingWork::start_pinned(std::shared_ptr<Communicator> communicator, Commu
   pin_arrays();
 }
 
+void PendingWork::start_alone(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work) {
+  start_pinned(std::move(communicator), std::move(work));
+  memory_in_use::add(shared_from_this(), uses_);
+  is_registered_ = true;
+}
+
+void PendingWork::claim(const py::list& arrays, const py::object& owner) {
+  owner_ = py::weakref(owner);
+  std::vector<memory_in_use::Use> uses;
+  for (const py::handle& object : arrays) {
+    auto array = std::make_unique<Array>();
+    // In place of what cannot be written, `owner` makes new arrays.
+    if (!try_view(object.ptr(), *array) || !writable(array->view()) || array->view().count == 0) continue;
+    uses.push_back(memory_in_use::use_of(array->view(), true));
+    claimed_.push_back(std::move(array));
+  }
+  memory_in_use::add(shared_from_this(), uses);
+  is_registered_ = true;
+}
+
+void PendingWork::settle() {
+  const py::object owner = owner_ ? owner_() : py::none();
+  if (!owner.is_none()) {
+    owner.attr("_settle")();
+  } else {
+    try {
+      wait(communicator_->timeout(), AtDeadline::abandon);
+    } catch (const Error&) {
+      if (!work_->done()) throw;
+    }
+  }
+  forget_uses();
+}
+
 void PendingWork::pin_arrays() {
   {
     const std::lock_guard lock(mutex_);
@@ -153,6 +198,7 @@ void PendingWork::pin_arrays() {
 }
 
 void PendingWork::unstage() {
+  forget_uses();
   std::vector<py::object> pins;  // dropped after the lock is released: that may run any code
   {
     // Held until the elements are in place: another thread that waits for the operation returns only then.
@@ -278,6 +324,7 @@ PendingWork::Retained& PendingWork::retained() {
 }
 
 PendingWork::~PendingWork() {
+  forget_uses();
   // A device may have ended since another operation was dropped. relaxed: see there
   if (retained().n_awaiting_device.load(std::memory_order_relaxed) != 0) [[unlikely]]
     release_kept();

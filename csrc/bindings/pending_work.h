@@ -11,6 +11,7 @@
 
 #include "bindings/array_view.h"
 #include "bindings/free_threading.h"
+#include "bindings/memory_in_use.h"
 #include "communicator/communicator.h"
 
 namespace samestep {
@@ -23,10 +24,13 @@ namespace samestep {
 /// After an operation has failed, the transport or a device may still access its arrays; they are kept until it is
 /// known that nobody does, which may be forever.
 ///
+/// Before it takes an array, it ends the operations in progress that would be disturbed; see memory_in_use.
+///
 /// Once it has been started, several threads may wait for it, ask whether it is done, and cancel it.
-class PendingWork {
+class PendingWork : public std::enable_shared_from_this<PendingWork> {
  public:
-  PendingWork() = default;
+  enum class Kind : std::uint8_t { collective, message };
+  explicit PendingWork(Kind kind = Kind::collective) : kind_(kind) {}
   PendingWork(const PendingWork&) = delete;
   PendingWork& operator=(const PendingWork&) = delete;
   ~PendingWork();
@@ -60,6 +64,13 @@ class PendingWork {
   }
   /// `start` of an operation that the caller does not wait for at once: until its end no NumPy array can be resized.
   void start_pinned(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work);
+  /// The same, and until its end others see that its memory is in use. Needs a shared pointer to this.
+  void start_alone(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work);
+  /// `owner`, an object of Python, writes `arrays` when this operation has ended: its method `_settle` does both.
+  void claim(const pybind11::list& arrays, const pybind11::object& owner);
+  bool is_message() const { return kind_ == Kind::message; }
+  /// Ends it, on behalf of another operation. Its error is left to those who wait for it.
+  void settle();
 
   /// Keeps an array alive that the operation uses in place.
   void keep(Array array) { arrays_.push_back(std::move(array)); }
@@ -90,6 +101,7 @@ class PendingWork {
   bool cancel() {
     const std::lock_guard lock(cancelling_);
     cancelled_ = cancelled_ || work_->cancel();
+    if (cancelled_) forget_uses();
     return cancelled_;
   }
 
@@ -121,6 +133,11 @@ class PendingWork {
   void unstage();
   void pin_arrays();
   bool is_over() const noexcept;
+  void forget_uses() noexcept {
+    if (is_registered_.exchange(false)) memory_in_use::remove(*this);
+  }
+  /// The array, once no operation in progress disturbs its use.
+  Array take(const pybind11::handle& array, const char* what, const char* argument, bool written) const;
   /// The elements of the array, in place or staged.
   Buffer use(const pybind11::handle& array, Array view, const char* what, Order order, bool copy_in, bool written);
   /// The array in place. Device memory cannot be staged here.
@@ -135,6 +152,11 @@ class PendingWork {
   std::vector<std::unique_ptr<Staged>> staged_;
   std::vector<pybind11::object> written_;
   std::vector<pybind11::object> pins_;
+  const Kind kind_;
+  std::vector<memory_in_use::Use> uses_;
+  std::atomic<bool> is_registered_ = false;
+  std::vector<std::unique_ptr<Array>> claimed_;
+  pybind11::object owner_;  // a weak reference
   struct OnDevice {
     pybind11::object array;
     Device device;

@@ -141,6 +141,11 @@ class Communicator {
   /// or later, get a PeerLostError with `reason`. Does not wait for other ranks.
   virtual void abandon(std::exception_ptr error, const std::string& reason) = 0;
 
+  /// Seconds that a caller waits for an operation of the group, for those who wait on behalf of another call. Relaxed
+  /// order is enough, because it publishes nothing.
+  double timeout() const { return timeout_.load(std::memory_order_relaxed); }
+  void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
+
   /// Whether operations can be started: false after `close`, `abandon` or an error that ended the group.
   virtual bool usable() const { return true; }
 
@@ -193,6 +198,7 @@ class Communicator {
  private:
   const Info info_;
   std::atomic<bool> oversubscribed_;
+  std::atomic<double> timeout_ = 1800.0;
 };
 
 struct Communicator::Inner {

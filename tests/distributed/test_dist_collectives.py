@@ -325,3 +325,23 @@ def test_wrong_arguments_are_named(group):
             act()
     dist.all_reduce(x)
     assert_same(x, np.full(2, float(group.size)))
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_one_array_in_several_requests(group, layout):
+    """Each acts on what the one before has left, whichever is waited for first."""
+    n = group.size
+    x = np.full((3, 4), group.rank + 1.0, order=layout)
+    blocks = [np.zeros((3, 4), order=layout) for _ in range(n)]
+    requests = [
+        dist.all_reduce(x, async_op=True),
+        dist.all_gather(blocks, x, async_op=True),
+        dist.all_reduce(blocks[-1], async_op=True),
+        dist.scatter(x, blocks if group.rank == 0 else None, src=0, async_op=True),
+    ]
+    for request in reversed(requests):
+        request.wait()
+    total = n * (n + 1) / 2
+    assert_same(blocks[-1], np.full((3, 4), total * n))
+    assert_same(x, np.full((3, 4), total * n if group.rank == n - 1 else total))

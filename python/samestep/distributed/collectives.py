@@ -57,7 +57,7 @@ def broadcast(
         finish = None if known.writable else lambda: tensor
     else:
         run, finish, _ = buffers.in_place(tensor, known, filled=False)
-    return started(of, internal.communicator(of).bcast(run, root), finish, async_op)
+    return started(of, internal.communicator(of).bcast(run, root), finish, async_op, writes=[tensor])
 
 
 def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False) -> Any:
@@ -87,7 +87,9 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op:
     known = buffers.described(tensor, "all_reduce")
     code, factor = resolve(op, "all_reduce")
     run, finish, source = buffers.in_place(tensor, known)
-    return started(of, internal.start_reduction(of, source, run, code, factor), finish, async_op)
+    return started(
+        of, internal.start_reduction(of, source, run, code, factor), finish, async_op, writes=[tensor]
+    )
 
 
 def reduce(
@@ -120,7 +122,9 @@ def reduce(
     else:
         run, source = None, buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
-    return started(of, internal.start_reduction(of, source, run, code, factor, root), finish, async_op)
+    return started(
+        of, internal.start_reduction(of, source, run, code, factor, root), finish, async_op, writes=[tensor]
+    )
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
@@ -142,7 +146,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, asyn
     infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
     work = internal.communicator(of).allgather(buffers.read(tensor, known, beside_lists=True), run)
-    return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op)
+    return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op, writes=tensor_list)
 
 
 def gather(
@@ -180,7 +184,9 @@ def gather(
     infos = buffers.listed(gather_list, of.size, known, "gather", "gather_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
     finish = lambda: buffers.spread(run, gather_list, infos)  # noqa: E731
-    return started(of, internal.communicator(of).gather(sent, run, root), finish, async_op)
+    return started(
+        of, internal.communicator(of).gather(sent, run, root), finish, async_op, writes=gather_list
+    )
 
 
 def scatter(
@@ -216,7 +222,7 @@ def scatter(
         buffers.listed(scatter_list, of.size, known, "scatter", "scatter_list", written=False)
         sent = buffers.joined(scatter_list, known)
     run, finish, _ = buffers.in_place(tensor, known, filled=False, beside_lists=True)
-    return started(of, internal.communicator(of).scatter(sent, run, root), finish, async_op)
+    return started(of, internal.communicator(of).scatter(sent, run, root), finish, async_op, writes=[tensor])
 
 
 def barrier(group: Any = WORLD, async_op: bool = False) -> Any:

@@ -66,7 +66,14 @@ def reduce(
         verb, written = "reduce", range(root_array, root_array + (group.rank == root))
     work = host.started(group, listed, verb, rows, rows, code=code, root=root, root_array=root_array)
     result = functools.partial(how.result, rows)
-    return started(group, work, lambda: _store(group, listed, result, written, deadline), async_op, deadline)
+    return started(
+        group,
+        work,
+        lambda: _store(group, listed, result, written, deadline),
+        async_op,
+        deadline,
+        writes=listed.arrays,
+    )
 
 
 def reduced_at_once(group: Group, given: Any, op: Any, act: str) -> bool:
@@ -89,7 +96,12 @@ def bcast(group: Group, listed: ArrayList, root: int, root_array: int, *, async_
         _core.pack([listed.arrays[root_array]], run)
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
     return started(
-        group, work, lambda: _store(group, listed, lambda: run, written, deadline), async_op, deadline
+        group,
+        work,
+        lambda: _store(group, listed, lambda: run, written, deadline),
+        async_op,
+        deadline,
+        writes=listed.arrays,
     )
 
 
@@ -108,7 +120,8 @@ def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList], *,
         for into in receives:
             _store(group, listed, lambda: run, None, deadline, receives=into)
 
-    return started(group, work, finish, async_op, deadline)
+    targets = [x for into in receives for x in into.arrays]
+    return started(group, work, finish, async_op, deadline, writes=targets)
 
 
 def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:

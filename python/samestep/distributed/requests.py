@@ -6,7 +6,7 @@ import atexit
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -79,14 +79,18 @@ def started(
     finish: Callable[[], Any] | None,
     async_op: bool,
     deadline: Deadline | None = None,
+    *,
+    writes: Sequence[Any] = (),
 ) -> Any:
     """The return value of a function that has started an operation: the request, or the result after waiting.
 
-    `deadline`: of the call, if it has already waited.
+    `deadline`: of the call, if it has already waited. `writes`: the arrays that `finish` writes.
     """
     enqueued = work if isinstance(work, Enqueued) else Enqueued(work)
     request = Request([enqueued.inner], of.timeout, enqueued.finish(finish), enqueued.require_ready)
     if async_op:
+        if writes or enqueued.writes:
+            enqueued.inner.claim([*writes, *enqueued.writes], request)
         return _kept(of, request)
     return request._wait_all(None if deadline is None else deadline.left(), abandon=True, wait_on_host=False)
 

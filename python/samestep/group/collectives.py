@@ -29,7 +29,9 @@ def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
         elif not _core.is_captured(target):
             raise UnavailableError("wait: the operation is part of a graph; wait inside of the capture")
 
-    return Enqueued(inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream)
+    return Enqueued(
+        inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream, [target]
+    )
 
 
 class CollectiveMethods(MethodSupport):
@@ -209,6 +211,8 @@ class CollectiveMethods(MethodSupport):
                     self._timeout,
                     lambda: array.item() if is_number else arrays.as_received(array),
                 )
+            _core.settle([array])
+            _core.settle([out], to_write=True)
             arrays.copy(array, out, "bcast")
             return Work(self._comm.bcast(out, root), self._timeout, lambda: out)
         if out is not None and array is not None:

@@ -84,6 +84,7 @@ class MethodSupport(_core.FastGroup):
             return None
         # Before the conversion, which a capture that continues after an error would contain.
         self._require_usable(verb, x, target, reduced="float32")
+        _core.settle([x])
         return arrays.of(x).widen(x)
 
     def _block_shape(self, shape: tuple[int, ...], verb: str) -> tuple[int, ...]:

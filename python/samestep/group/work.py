@@ -105,6 +105,14 @@ class Work(Generic[_T]):
             raise
         return self._take()
 
+    def _settle(self) -> None:
+        """Complete it for another operation on its arrays; its error is left to those who wait for it."""
+        try:
+            self.wait()
+        except Error:
+            if not self.done():
+                raise
+
     def _detach(self) -> None:
         """Forget the operation, so that `__del__` does not wait for it after a blocking call has failed."""
         if hasattr(self, "_inner"):
@@ -164,7 +172,7 @@ class Work(Generic[_T]):
 class Works(Work[Any]):
     """Several operations as one Work, whose result is assembled when all have ended."""
 
-    __slots__ = ("_all", "_failure", "_require_ready")
+    __slots__ = ("__weakref__", "_all", "_failure", "_require_ready")
 
     def __init__(
         self,
@@ -259,6 +267,8 @@ class Enqueued(NamedTuple):
     complete: Callable[[], None] | None = None
     require_ready: Callable[[], None] | None = None
     """Raises UnavailableError while `complete` must not be called."""
+    writes: Sequence[Any] = ()
+    """The arrays that `complete` writes."""
 
     def finish(self, result: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """Completes the arrays, and returns what `result` returns."""
@@ -276,7 +286,9 @@ class Enqueued(NamedTuple):
         """The Work of the operation, with the result that `result` returns."""
         if self.complete is None:
             return Work(self.inner, timeout, result)
-        return Works([self.inner], timeout, self.finish(result), self.require_ready)
+        works = Works([self.inner], timeout, self.finish(result), self.require_ready)
+        self.inner.claim(list(self.writes), works)
+        return works
 
 
 def _warn_dropped(error: Exception) -> None:

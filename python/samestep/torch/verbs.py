@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -79,6 +79,9 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
                 return getattr(half, theirs)(*args, **options)
         with without_autograd():
             try:
+                # What the method itself copies, the core does not see.
+                if collective and _core.memory_is_in_use():
+                    _core.settle(list(_tensors_in(args)))
                 started = method(self, *args, **options)
             except Exception as error:
                 if isinstance(error, tensors.NotOnHostError) and self._devices.half_of(args):
@@ -436,6 +439,9 @@ class Verbs:
     ) -> Work:
         self._n_collectives += kind is Pending
         started = kind(parts, result, self._seconds(opts), finish)
+        if finish is not None:
+            for part in parts:
+                part.claim(result, started)
         self._lifetime.under_way(started)
         return started
 
@@ -458,6 +464,14 @@ class Verbs:
                 self._started(
                     [self._comm.gatherv(empty, into, counts if into is not None else [], 0)], [], None
                 )
+
+
+def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors_in(one)
 
 
 def _op(opts: Any) -> Any:

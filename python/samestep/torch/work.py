@@ -190,6 +190,8 @@ class Work(dist.Work):
         if not self._ended:
             self._complete(self._timeout, True)
 
+    _settle = _try_wait  # what the core calls before another operation uses the tensors
+
 
 class Finished(Work):
     """An operation that has ended before it is returned."""

@@ -225,6 +225,8 @@ class _Leaves(NamedTuple):
     results: list[Any]
 
     def communicate(self) -> list[Any]:
+        if _core.memory_is_in_use():  # what copies leaves without the core would not see it
+            _core.settle(self.given, to_write=self.how.writes)
         many = _for_nccl(self.backend, self.infos, self.how.takes)
         others = sorted(set(range(len(self.infos))).difference(*many))
         messages = plan_messages(self.infos, others, mix_dtypes=self.how.mix_dtypes)
