@@ -52,3 +52,36 @@ def test_ranks_that_resume_behind_what_the_loop_received_visit_the_rest(group):
     sampler.load_state_dict(state)
     everyone = [i for share in group.allgather_object(seen + list(sampler)) for i in share]
     assert sorted(everyone) == list(range(11))
+
+
+DIFFERENT = {
+    "data": lambda rank: {"data": 10 + rank},
+    "seed": lambda rank: {"seed": rank},
+    "shuffle": lambda rank: {"shuffle": rank == 0},
+    "mode": lambda rank: {"mode": "pad" if rank == 0 else "drop"},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_the_first_mean_compares_how_ranks_draw(group, what):
+    if group.size == 1:
+        pytest.skip("one rank agrees with itself")
+    sampler = ss.DistributedSampler(group, **{"data": 10, **DIFFERENT[what](group.rank)})
+    total = ss.Accumulator(group)
+    for i in sampler:
+        total.add(np.array(float(i)))
+    with pytest.raises(ss.MismatchError, match=r"DistributedSampler: .* rank 0: 10 items, seed=0"):
+        total.mean()
+
+
+def test_a_rank_that_draws_nothing_is_no_other_order(group):
+    sampler = ss.DistributedSampler(group, 10, seed=3)
+    total = ss.Accumulator(group)
+    for i in sampler if group.rank == 0 else [1, 2]:
+        total.add(np.array(float(i)))
+    assert total.mean() > 0
+    sampler.set_epoch(1)
+    again = ss.Accumulator(group)
+    for i in sampler:
+        again.add(np.array(float(i)))
+    again.mean()

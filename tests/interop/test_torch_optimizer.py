@@ -40,7 +40,7 @@ def test_messages_of_one_step(group):
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
     before = group.counters().operations
     plain(net, opt, *batch(group.rank, group.size))
-    first = int(group.size > 1)  # the settings are compared then
+    first = 3 * (group.size > 1)  # the settings are compared then, and how ranks draw their data
     assert group.counters().operations - before == first + 4 * 2  # one bucket, one large gradient
     with no_sync(opt):
         backward(net, *batch(group.rank, group.size))
@@ -172,7 +172,7 @@ def test_checkpointed_layers(group, reentrant, last_outside):
     functional.mse_loss(out, y).backward()
     assert_close(gradients(net), whole_gradients())
     if last_outside or not reentrant:
-        assert group.counters().operations - before == 2 + (group.size > 1)  # the settings in the first pass
+        assert group.counters().operations - before == 2 + 3 * (group.size > 1)  # as above
 
 
 def test_a_layer_used_outside_and_inside_a_reentrant_checkpoint(group):
@@ -386,3 +386,17 @@ def test_a_sum_of_a_layer_in_several_reentrant_checkpoints_is_refused(group):
     last.zero_grad()
     sum(last(checkpoint(layer, x * k, use_reentrant=False)).sum() for k in (1, 2)).backward()
     assert_close([last.bias.grad], [torch.full((1,), 2.0 * group.size)])
+
+
+def test_the_first_step_compares_how_ranks_draw_their_data(group):
+    for seed, is_right in ((7, True), (group.rank, group.size == 1)):
+        sampler = ss.DistributedSampler(group, 12, seed=seed)
+        net = model()
+        opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+        x, y = batch(group.rank, group.size)
+        next(iter(sampler))
+        with (
+            contextlib.nullcontext() if is_right else pytest.raises(ss.MismatchError, match="seed=1, shuffle")
+        ):
+            plain(net, opt, x, y)
+        del sampler

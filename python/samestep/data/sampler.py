@@ -45,7 +45,8 @@ class DistributedSampler:
 
     All ranks draw the same permutation from `seed` and epoch, without communication. Rank r
     visits positions r, r + size, r + 2 size, ... of it. Without `set_epoch` all passes have the same order; a warning
-    says so once.
+    says so once. That ranks agree on data and seed is compared, with the same backend, by the first step of a
+    `DistributedOptimizer` or `ShardedOptimizer` of torch and the first `Accumulator.mean`.
 
     Args:
       backend: the group that shares the data.
@@ -198,6 +199,13 @@ class DistributedSampler:
             items = np.concatenate([items, np.resize(order, self.batch_size - len(items))])
         rank = self.rank if rank is None else rank
         return shards_of_step(items, self.shards, rank, self.size, [self.seed, self.epoch, start])
+
+    def order_text(self) -> str:
+        """What decides on the order, for comparison with other ranks; "" before the first pass."""
+        if not self._pass.begun and not self.epoch:
+            return ""
+        steps = "" if self.batch_size is None else f", batch_size={self.batch_size}, shards={self.shards}"
+        return f"{self.n_items} items, seed={self.seed}, shuffle={self.shuffle}, mode={self.mode!r}{steps}"
 
     def _take_place(self, group: Group) -> None:
         """The ranks of the group have changed."""

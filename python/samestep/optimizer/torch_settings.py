@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from samestep.group.group import Group
+from samestep.step.same_data import require_same_order
 from samestep.step.state_hash import same
 
 _WHEN = "; ranks that set it by what they alone know drift apart: give a scheduler, for one, the mean loss of all ranks"
@@ -45,6 +46,8 @@ class Settings:
             if type(value) in _KINDS
         }
         same(self._backend, named, act=f"{self._act}: settings", when=_WHEN)
+        if self._agreed is None:
+            require_same_order(self._backend)
         self._agreed = self._now()
 
     def _now(self) -> list[Any]:

@@ -22,6 +22,7 @@ from samestep.step.combine import combine, combine_weights
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
+from samestep.step.same_data import require_same_order
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
@@ -262,6 +263,7 @@ class Accumulator:
         backend = self._backend
         if not self._is_compared:
             agree.agree_on_count(backend, self._n_shards if self._fixed else 0, left)
+            require_same_order(backend, left())
             self._is_compared = True
         if self._fixed and (audited := audited_now()) is not None:
             audit.compare(backend, audited, self._audit, left)
