@@ -40,7 +40,7 @@ def test_messages_of_one_step(group):
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
     before = group.counters().operations
     plain(net, opt, *batch(group.rank, group.size))
-    first = 3 * (group.size > 1)  # the settings are compared then, and how ranks draw their data
+    first = 4 * (group.size > 1)  # settings and values are compared then, and how ranks draw their data
     assert group.counters().operations - before == first + 4 * 2  # one bucket, one large gradient
     with no_sync(opt):
         backward(net, *batch(group.rank, group.size))
@@ -48,6 +48,7 @@ def test_messages_of_one_step(group):
 
 
 def test_small_gradients_become_views_of_one_buffer(group):
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
     _opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
     backward(net, *batch(group.rank, group.size))
@@ -59,6 +60,7 @@ def test_small_gradients_become_views_of_one_buffer(group):
 
 
 def test_a_parameter_used_on_one_rank_only_and_one_never_used(group):
+    torch.manual_seed(0)
     used, never = nn.Linear(2, 2), nn.Linear(2, 2)
     net = model()
     params = [*net.parameters(), *used.parameters(), *never.parameters()]
@@ -75,6 +77,7 @@ def test_a_parameter_used_on_one_rank_only_and_one_never_used(group):
 
 
 def test_a_large_parameter_used_on_one_rank_only(group):
+    torch.manual_seed(0)
     large, never = nn.Linear(400, 400), nn.Linear(400, 400)
     opt = ss.DistributedOptimizer(
         group,
@@ -90,6 +93,7 @@ def test_a_large_parameter_used_on_one_rank_only(group):
 
 
 def test_a_gradient_that_nobody_touched_stays_as_it_was(group):
+    torch.manual_seed(0)
     a, b = nn.Linear(2, 1), nn.Linear(2, 1)
     _opt = ss.DistributedOptimizer(group, torch.optim.SGD([*a.parameters(), *b.parameters()], 0.1), op="sum")
     (a(torch.ones(1, 2)) + b(torch.ones(1, 2))).sum().backward()
@@ -172,7 +176,7 @@ def test_checkpointed_layers(group, reentrant, last_outside):
     functional.mse_loss(out, y).backward()
     assert_close(gradients(net), whole_gradients())
     if last_outside or not reentrant:
-        assert group.counters().operations - before == 2 + 3 * (group.size > 1)  # as above
+        assert group.counters().operations - before == 2 + 4 * (group.size > 1)  # as above
 
 
 def test_a_layer_used_outside_and_inside_a_reentrant_checkpoint(group):
@@ -400,3 +404,37 @@ def test_the_first_step_compares_how_ranks_draw_their_data(group):
         ):
             plain(net, opt, x, y)
         del sampler
+
+
+def test_parameters_that_begin_with_other_values(group):
+    net = model()
+    with torch.no_grad():
+        next(iter(net.parameters())).flatten()[-1] += group.rank
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    x, y = batch(group.rank, group.size)
+    if group.size > 1:
+        with pytest.raises(
+            ss.MismatchError, match=r"parameters and state .*param_groups\[0\]\['params'\]\[0\]"
+        ):
+            plain(net, opt, x, y)
+        opt.zero_grad()
+    ss.synchronize(group, net)
+    plain(net, opt, x, y)
+    assert_equal_everywhere(group, net.parameters())
+
+
+@pytest.mark.parametrize("on", ["one", "all, of other values", "all"])
+def test_a_state_that_is_loaded_on_the_way(group, on):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+    x, y = batch(group.rank, group.size)
+    plain(net, opt, x, y)
+    state = opt.state_dict()
+    if on == "all, of other values":
+        state["state"][0]["momentum_buffer"] = state["state"][0]["momentum_buffer"] + group.rank
+    if on != "one" or group.rank == 0:
+        opt.load_state_dict(state)
+    text = "settings" if on == "one" else "momentum_buffer"
+    is_right = on == "all" or group.size == 1
+    with contextlib.nullcontext() if is_right else pytest.raises(ss.MismatchError, match=text):
+        plain(net, opt, x, y)

@@ -8,20 +8,43 @@ from typing import Any
 import torch
 
 from samestep.group.group import Group
+from samestep.optimizer.torch_state import named_parameters
 from samestep.step.same_data import require_same_order
 from samestep.step.state_hash import same
 
 _WHEN = "; ranks that set it by what they alone know drift apart: give a scheduler, for one, the mean loss of all ranks"
+_BEGIN = (
+    "; all ranks must begin with equal ones: pass the model and the optimizer through synchronize, also after a "
+    "checkpoint that one rank has loaded"
+)
 _KINDS = (bool, int, float, str, tuple, type(None))
 
 
 class Settings:
-    """Those of one optimizer, which are compared after the first pass, and when they have changed."""
+    """Those of one optimizer, which are compared after the first pass, and when they have changed.
 
-    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, act: str) -> None:
+    After the first pass, and after `load_state_dict`, values are compared as well: parameters that begin with other
+    ones, or are updated by another state, stay different.
+
+    Args:
+      backend: the group.
+      optimizer: a distributed one; not kept alive.
+      act: the call, for texts of errors.
+      divides_state: each rank has its own part of the state.
+    """
+
+    def __init__(
+        self, backend: Group, optimizer: torch.optim.Optimizer, act: str, *, divides_state: bool = False
+    ) -> None:
         self._backend, self._optimizer, self._act = backend, weakref.ref(optimizer), act
+        self._divides_state = divides_state
         self._agreed: list[Any] | None = None
+        self._n_loads = self._n_compared = 0
+        optimizer.register_load_state_dict_post_hook(self._note_load)
         backend._follow(self, Settings.forget)
+
+    def _note_load(self, _: torch.optim.Optimizer) -> None:
+        self._n_loads += 1
 
     def forget(self, _: Any = None) -> None:
         """Compare in any case, as ranks do that come in."""
@@ -48,9 +71,31 @@ class Settings:
         same(self._backend, named, act=f"{self._act}: settings", when=_WHEN)
         if self._agreed is None:
             require_same_order(self._backend)
+        if self._agreed is None or self._n_loads != self._n_compared:
+            same(self._backend, self._values(), act=f"{self._act}: parameters and state", when=_BEGIN)
+            self._n_compared = self._n_loads
         self._agreed = self._now()
+
+    def _values(self) -> dict[str, Any]:
+        optimizer = self._optimizer()
+        named = {} if optimizer is None else named_parameters(optimizer)
+        trained = {n: p for n, p in named.items() if p.requires_grad and p.layout is torch.strided}
+        states = {} if optimizer is None or self._divides_state else optimizer.state
+        return {
+            "parameters": trained,
+            "state": {n: _comparable(states[p]) for n, p in trained.items() if p in states},
+        }
 
     def _now(self) -> list[Any]:
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        return [value for group in groups for value in group.values() if type(value) in _KINDS]
+        settings = [value for group in groups for value in group.values() if type(value) in _KINDS]
+        return [self._n_loads, *settings]
+
+
+def _comparable(state: Any) -> dict[str, Any]:
+    return {
+        str(key): value
+        for key, value in state.items()
+        if type(value) in (int, float) or (isinstance(value, torch.Tensor) and value.layout is torch.strided)
+    }

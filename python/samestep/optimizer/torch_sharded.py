@@ -102,7 +102,7 @@ class _ShardedStep:
             for name in ("step", "state_dict", "load_state_dict", "add_param_group")
         }
         self.gradients: Any = None if shards is None else ShardedGradients(backend, optimizer, shards)
-        self._settings = Settings(backend, optimizer, _ACT)
+        self._settings = Settings(backend, optimizer, _ACT, divides_state=True)
         self._is_averaged = False
         self._is_onto_sum = False  # that `average` has left
         self._watches: list[Any] = []
