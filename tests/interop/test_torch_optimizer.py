@@ -438,3 +438,33 @@ def test_a_state_that_is_loaded_on_the_way(group, on):
     is_right = on == "all" or group.size == 1
     with contextlib.nullcontext() if is_right else pytest.raises(ss.MismatchError, match=text):
         plain(net, opt, x, y)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_one_rank_has_loaded_and_synchronize_has_sent(group, together):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.AdamW(net.parameters(), 0.1))
+    x, y = batch(group.rank, group.size)
+    plain(net, opt, x, y)
+    saved = {name: value.clone() for name, value in net.state_dict().items()}, opt.state_dict()
+    plain(net, opt, x, y)
+    if group.rank == 0:
+        net.load_state_dict(saved[0])
+        opt.load_state_dict(saved[1])
+    for tree in [{"net": net, "opt": opt}] if together else [net, opt]:
+        ss.synchronize(group, tree)
+    plain(net, opt, x, y)
+    assert_equal_everywhere(group, net.parameters())
+
+
+def test_learning_rates_in_tensors(group):
+    net = model()
+    rate = torch.tensor(0.1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), rate))
+    x, y = batch(group.rank, group.size)
+    plain(net, opt, x, y)
+    rate.mul_(0.5)
+    plain(net, opt, x, y)
+    rate.mul_(group.rank + 2)
+    with contextlib.nullcontext() if group.size == 1 else pytest.raises(ss.MismatchError, match="'lr'"):
+        plain(net, opt, x, y)

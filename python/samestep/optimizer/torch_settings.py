@@ -41,6 +41,7 @@ class Settings:
         self._agreed: list[Any] | None = None
         self._n_loads = self._n_compared = 0
         optimizer.register_load_state_dict_post_hook(self._note_load)
+        optimizer._samestep_settings = self  # `synchronize` makes them equal, and calls `forget`
         backend._follow(self, Settings.forget)
 
     def _note_load(self, _: torch.optim.Optimizer) -> None:
@@ -49,6 +50,7 @@ class Settings:
     def forget(self, _: Any = None) -> None:
         """Compare in any case, as ranks do that come in."""
         self._agreed = None
+        self._n_loads = self._n_compared = 0
 
     def have_changed(self) -> bool:
         """Whether they are not what all ranks have agreed on. No communication."""
@@ -65,8 +67,7 @@ class Settings:
         named = {
             f"param_groups[{i}][{key!r}]": repr(value)
             for i, group in enumerate(groups)
-            for key, value in group.items()
-            if type(value) in _KINDS
+            for key, value in _plain(group).items()
         }
         same(self._backend, named, act=f"{self._act}: settings", when=_WHEN)
         if self._agreed is None:
@@ -89,8 +90,18 @@ class Settings:
     def _now(self) -> list[Any]:
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        settings = [value for group in groups for value in group.values() if type(value) in _KINDS]
-        return [self._n_loads, *settings]
+        return [self._n_loads, *(value for group in groups for value in _plain(group).values())]
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings that can be compared in every pass: no tensors of devices, for which it would wait."""
+    found = {}
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu:
+            found[key] = value.item()
+        elif type(value) in _KINDS:
+            found[key] = value
+    return found
 
 
 def _comparable(state: Any) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def _open_optimizer(optimizer: Any) -> Node:
             optimizer.state[parameters[i]].update(new)
         for group, options in zip(optimizer.param_groups, values[1], strict=True):
             group.update(options)
+        settings = getattr(optimizer, "_samestep_settings", None)
+        if settings is not None:
+            settings.forget()
         return optimizer
 
     return Node([".state", ".param_groups"], [state, groups], write_back)
