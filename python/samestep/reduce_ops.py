@@ -153,6 +153,27 @@ def resolve(op: Op, verb: str = "") -> tuple[int, float]:
     return known.value, 1.0
 
 
+def why_too_large(x: Any, op: int, factor: float, size: int) -> str:
+    """Why the result for `x`, if it is an int of Python, may not fit 64 bits; "" if it does. Arrays wrap around.
+
+    Args:
+      x: this rank's number, or anything else.
+      op, factor: what `resolve` has returned.
+      size: the number of ranks.
+
+    Example:
+      >>> why_too_large(2**62, SUM.value, 1.0, 2)
+      'the int 4611686018427387904, too large to add up or multiply 2 of in 64 bits; pass a float'
+    """
+    if type(x) is not int or op not in (SUM.value, PROD.value, PREMUL):
+        return ""
+    most = 2**64 - 1 if abs(x) >> 63 else 2**63 - 1
+    largest_factor = math.ceil(max(1.0, abs(factor))) if math.isfinite(factor) else 1  # the core refuses that
+    if (abs(x) ** size if op == PROD.value else abs(x) * largest_factor * size) <= most:
+        return ""
+    return f"the int {x}, too large to add up or multiply {size} of in 64 bits; pass a float"
+
+
 for _op in ReduceOp:
     _core.register_op(_op, _op.value)
     _core.register_op(_op.name.lower(), _op.value)

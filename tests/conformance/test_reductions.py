@@ -205,3 +205,19 @@ def test_the_bits_do_not_depend_on_how_a_buffer_is_cut(group):
     for start, stop in [(0, 1), (1, 8), (8, 4099), (4099, 50_021)]:
         group.allreduce(parts[start:stop])
     assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("verb", ["allreduce", "reduce"])
+@pytest.mark.parametrize(
+    ("x", "op"), [(2**63 - 1, "sum"), (-(2**63), "sum"), (2**62, "prod"), (2**40, ss.premul(2**23))], ids=str
+)
+def test_an_int_of_python_does_not_wrap_around(group, verb, x, op):
+    """Refused on all ranks, if one has it; what fits is exact."""
+    if group.size == 1:
+        assert getattr(group, verb)(2**62, "sum") == 2**62
+        return
+    with pytest.raises(ss.Error, match=r"too large to add up or multiply"):
+        getattr(group, verb)(x if group.rank == group.size - 1 else 1, op)
+    assert group.allreduce(2**61) == 2**61 * group.size
+    assert group.allreduce(2**63 - 1, "max") == 2**63 - 1
+    assert group.allreduce(2**63 - 1, "avg") == 2**63 - 1

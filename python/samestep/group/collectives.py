@@ -84,6 +84,7 @@ class CollectiveMethods(MethodSupport):
     def iallreduce(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `allreduce`; the result of the Work is what `allreduce` returns."""
         code, factor = resolve(op, "allreduce")
+        self._require_exact(x, code, factor, "allreduce")
         x, is_number = arrays.readable(x, "allreduce")
         into, finish = self._output_like(x, out, is_number, "allreduce")
         return self._enqueue_allreduce(x, into, code, factor).as_work(self._timeout, finish)
@@ -129,6 +130,7 @@ class CollectiveMethods(MethodSupport):
     def ireduce(self, x: _A, op: Op = "sum", root: int = 0, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce`."""
         code, factor = resolve(op, "reduce")
+        self._require_exact(x, code, factor, "reduce")
         array, is_number = arrays.readable(x, "reduce")
         root = self._rank_number(root, "reduce", "root")
         if self.rank == root:

@@ -12,7 +12,7 @@ from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
-from samestep.reduce_ops import ReduceOp
+from samestep.reduce_ops import ReduceOp, why_too_large
 
 
 class MethodSupport(_core.FastGroup):
@@ -122,6 +122,12 @@ class MethodSupport(_core.FastGroup):
         except (InvalidArgumentError, UnavailableError) as error:
             _core.tell_refusal(self._comm, verb, str(error), reduced=reduced)
             raise
+
+    def _require_exact(self, x: Any, op: int, factor: float, verb: str) -> None:
+        """Raise InvalidArgumentError if a result of ints of Python might not fit; the others learn why."""
+        if why := why_too_large(x, op, factor, self._comm.size):
+            _core.tell_refusal(self._comm, verb, why, reduced="")
+            raise InvalidArgumentError(f"{verb}: {why}")
 
     def _check_usable(self, verb: str, *given: Any) -> None:
         _core.check_arrays(self._comm, verb, [x for x in given if x is not None])

@@ -11,7 +11,7 @@ from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.group import Group
-from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
+from samestep.reduce_ops import Op, Premul, ReduceOp, resolve, why_too_large
 from samestep.trees import compiled_trees, reducible, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 from samestep.trees.weights import Weights
@@ -148,19 +148,9 @@ def _agree_on_aliases(
 
 def _overflows(leaves: Sequence[Any], numbers: Sequence[int], op: Op, size: int) -> dict[int, str]:
     """Which Python ints may be too large for the result to fit their dtype, and what to do. Arrays wrap around."""
-    verb, _ = resolve(op)
-    if verb not in (ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PROD.value):
-        return {}
-    found = {}
-    for i in numbers:
-        if type(leaves[i]) is int:
-            x = abs(leaves[i])
-            most = 2**64 - 1 if x >> 63 else 2**63 - 1
-            if (x**size if verb == ReduceOp.PROD.value else x * size) > most:
-                found[i] = (
-                    f"the int {leaves[i]}, too large to add up or multiply {size} of in 64 bits; pass a float"
-                )
-    return found
+    verb, factor = resolve(op)
+    as_op = ReduceOp.SUM.value if verb == ReduceOp.AVG.value else verb
+    return {i: why for i in numbers if (why := why_too_large(leaves[i], as_op, factor, size))}
 
 
 def _fill_in_zeros(
