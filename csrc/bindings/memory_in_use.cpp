@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 #include <mutex>
 
 #include "bindings/pending_work.h"
@@ -21,10 +23,11 @@ struct Entry {
   std::weak_ptr<PendingWork> work;
 };
 
-/// Those of the process. The mutex is held briefly, and no Python runs meanwhile.
+/// Those of the process, by their first byte. The mutex is held briefly, and no Python runs meanwhile.
 struct Registry {
   std::mutex mutex;
-  std::vector<Entry> entries;
+  std::multimap<const std::byte*, Entry> entries;
+  std::size_t longest = 0;  ///< bytes of any entry since there were none
 };
 // relaxed: a thread sees what it has started itself. What others start at the same time has no order anyhow.
 constinit std::atomic<std::size_t> n_entries = 0;
@@ -92,7 +95,11 @@ bool have_elements_in_common(const Use& a, const Use& b) {
 std::shared_ptr<PendingWork> find(const Use& use) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  for (const Entry& entry : all.entries) {
+  // What begins further ahead ends before.
+  const auto begin = reinterpret_cast<std::uintptr_t>(use.begin);
+  auto at = all.entries.lower_bound(reinterpret_cast<const std::byte*>(begin - std::min(begin, all.longest)));
+  for (; at != all.entries.end() && at->first < use.begin + use.nbytes; ++at) {
+    const Entry& entry = at->second;
     if (!(use.written || entry.use.written) || !have_elements_in_common(use, entry.use)) continue;
     // None: another thread has just dropped it, and waits for its end, if that is due.
     if (auto work = entry.work.lock()) return work;
@@ -130,18 +137,25 @@ bool settle(const ArrayView& view, bool written, bool is_message, const char* wh
   return waited;
 }
 
-void add(const std::shared_ptr<PendingWork>& work, const std::vector<Use>& uses) {
-  if (uses.empty()) return;
+void add(const std::shared_ptr<PendingWork>& work, std::span<const Use> uses) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  for (const Use& use : uses) all.entries.push_back({use, work.get(), work});
+  for (const Use& use : uses) {
+    all.entries.emplace(use.begin, Entry{use, work.get(), work});
+    all.longest = std::max(all.longest, use.nbytes);
+  }
   n_entries.store(all.entries.size(), std::memory_order_relaxed);  // relaxed: see there
 }
 
-void remove(const PendingWork& work) noexcept {
+void remove(const PendingWork& work, std::span<const Use> uses) noexcept {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  std::erase_if(all.entries, [&work](const Entry& entry) { return entry.key == &work; });
+  for (const Use& use : uses) {
+    for (auto [at, end] = all.entries.equal_range(use.begin); at != end;) {
+      at = at->second.key == &work ? all.entries.erase(at) : std::next(at);
+    }
+  }
+  if (all.entries.empty()) all.longest = 0;
   n_entries.store(all.entries.size(), std::memory_order_relaxed);  // relaxed: see there
 }
 

@@ -2,8 +2,7 @@
 
 #include <cstddef>
 #include <memory>
-#include <utility>
-#include <vector>
+#include <span>
 
 #include "bindings/array_view.h"
 
@@ -37,8 +36,8 @@ bool any();
 bool settle(const ArrayView& view, bool written, bool is_message, const char* what);
 
 /// Until `remove`.
-void add(const std::shared_ptr<PendingWork>& work, const std::vector<Use>& uses);
-void remove(const PendingWork& work) noexcept;
+void add(const std::shared_ptr<PendingWork>& work, std::span<const Use> uses);
+void remove(const PendingWork& work, std::span<const Use> uses) noexcept;
 
 }  // namespace memory_in_use
 

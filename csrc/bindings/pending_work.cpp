@@ -167,6 +167,7 @@ void PendingWork::claim(const py::list& arrays, const py::object& owner) {
     claimed_.push_back(std::move(array));
   }
   memory_in_use::add(shared_from_this(), uses);
+  uses_.insert(uses_.end(), uses.begin(), uses.end());
   is_registered_ = true;
 }
 

@@ -134,7 +134,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   void pin_arrays();
   bool is_over() const noexcept;
   void forget_uses() noexcept {
-    if (is_registered_.exchange(false)) memory_in_use::remove(*this);
+    if (is_registered_.exchange(false)) memory_in_use::remove(*this, uses_);
   }
   /// The array, once no operation in progress disturbs its use.
   Array take(const pybind11::handle& array, const char* what, const char* argument, bool written) const;
