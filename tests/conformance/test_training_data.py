@@ -85,3 +85,13 @@ def test_a_rank_that_draws_nothing_is_no_other_order(group):
     for i in sampler:
         again.add(np.array(float(i)))
     again.mean()
+
+
+@pytest.mark.parametrize("divide", [ss.DistributedDataContainer, ss.DistributedSampler])
+def test_a_part_is_not_divided_again_by_the_same_group(group, divide):
+    part = ss.DistributedDataContainer(group, np.arange(12))
+    with pytest.raises(ss.InvalidArgumentError, match="a part once more"):
+        divide(group, part)
+    other = group.split(group.rank)
+    assert len(divide(other, part)) == len(part)
+    other.close()

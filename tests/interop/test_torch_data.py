@@ -97,7 +97,7 @@ def test_after_the_last_batch_of_workers_the_state_is_that_of_the_next_epoch():
     with pytest.raises(ss.InvalidArgumentError, match=r"set_epoch\(epoch \+ 1\)"):
         sampler.state_dict()
     sampler.set_epoch(1)
-    assert sampler.state_dict() == {"n_items": 50, "seed": 1, "epoch": 1, "visited": 0}
+    assert sampler.state_dict() == {"n_items": 50, "seed": 1, "epoch": 1, "visited": 0, "shuffle": True}
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

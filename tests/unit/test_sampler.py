@@ -212,3 +212,16 @@ def test_bad_arguments():
         ss.DistributedSampler(backend, -3)
     with pytest.raises(ss.InvalidArgumentError, match=r"10 items.*have 3"):
         ss.DistributedSampler(backend, 3).load_state_dict(ss.DistributedSampler(backend, 10).state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_from_within_an_epoch_of_another_order_is_refused(shuffle):
+    saved = ss.DistributedSampler(types.SimpleNamespace(rank=0, size=2), 10, shuffle=shuffle)
+    other = ss.DistributedSampler(types.SimpleNamespace(rank=0, size=3), 10, shuffle=not shuffle)
+    other.load_state_dict(saved.state_dict())  # nothing has been visited
+    next(iter(saved))
+    with pytest.raises(ss.InvalidArgumentError, match=f"within an epoch with shuffle={shuffle}"):
+        other.load_state_dict(saved.state_dict())
+    old = saved.state_dict()
+    del old["shuffle"]  # of version 0.1
+    other.load_state_dict(old)

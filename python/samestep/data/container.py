@@ -45,6 +45,8 @@ class DistributedDataContainer:
     def __init__(self, backend: Group, data: Any = None) -> None:
         rows.require_backend_and_data("DistributedDataContainer", backend, data)
         self.data = data
+        self.divided_by = rows.divided_by(backend)
+        """For those that would divide this part again."""
         self.indices = part_of(rows.count(data, "DistributedDataContainer"), backend.rank, backend.size)
         """Where this part lies in `data`."""
 

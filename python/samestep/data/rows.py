@@ -22,6 +22,17 @@ def require_backend_and_data(call: str, backend: Any, data: Any) -> None:
         raise not_a_backend(f"{call}(backend, data)", *(x for x in (backend, data) if x is not None))
     if data is None:
         raise TypeError(f"{call}: data is None; every rank passes all of the data, and takes its part")
+    of = getattr(data, "divided_by", None)  # of a table it may be a column
+    if isinstance(of, tuple) and of == divided_by(backend):
+        raise InvalidArgumentError(
+            f"{call}: data is this rank's part of a DistributedDataContainer, of which it would take a part once more; "
+            "pass the whole data, or give the part to a loader without a sampler of samestep"
+        )
+
+
+def divided_by(backend: Any) -> tuple[str, int]:
+    """What tells the group that divides data from others; can be sent to the process of a loader, as no group can."""
+    return getattr(backend, "name", ""), backend.size
 
 
 def count(data: Any, call: str) -> int:

@@ -268,6 +268,7 @@ class DistributedSampler:
             "seed": self.seed,
             "epoch": self.epoch,
             "visited": visited,
+            "shuffle": self.shuffle,
         }
         if self.batch_size is not None:
             state |= {"batch_size": self.batch_size, "shards": self.shards}
@@ -277,7 +278,8 @@ class DistributedSampler:
         """Continue from a saved position, on any number of ranks: the next pass yields what remains of that epoch.
 
         Raises:
-          InvalidArgumentError: the state is of data of another length, or of another `batch_size` or `shards`.
+          InvalidArgumentError: the state is of data of another length, of another `batch_size` or `shards`, or from
+            within an epoch with another `shuffle`.
         """
         if state["n_items"] != self.n_items:
             raise InvalidArgumentError(
@@ -290,6 +292,11 @@ class DistributedSampler:
         if self.shards is not None and state.get("shards", self.shards) != self.shards:
             raise InvalidArgumentError(
                 f"DistributedSampler: the state is of shards={state['shards']}, not {self.shards}"
+            )
+        if state.get("shuffle", self.shuffle) != self.shuffle and 0 < state["visited"] < self.n_items:
+            raise InvalidArgumentError(
+                f"DistributedSampler: the state is from within an epoch with shuffle={state['shuffle']}, not "
+                f"{self.shuffle}: what remains of it is not what remains here"
             )
         self.seed, self.epoch, self._pass = state["seed"], state["epoch"], _Pass(state["visited"])
 
