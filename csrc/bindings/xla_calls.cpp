@@ -19,6 +19,7 @@
 #include "core/format.h"
 #include "core/user_call.h"
 #include "jax/xla_ffi.h"
+#include "kernels/hash128.h"
 
 namespace samestep {
 
@@ -52,7 +53,9 @@ class CompiledCall {
     double timeout;
     std::string act;      ///< what the user called
     std::uint64_t names;  ///< hash of the names of a tree's leaves
-    py::object explain;   ///< called where trees differ between ranks; None for one array, which the group compares
+    /// Called where trees differ between ranks, with the elements of `compared`; None for one array, which the group
+    /// compares.
+    py::object explain;
   };
 
   CompiledCall(std::shared_ptr<Communicator> group, Description description)
@@ -69,7 +72,7 @@ class CompiledCall {
     description_.explain = py::none();
   }
 
-  /// Without the GIL.
+  /// Arrays behind those that have a result are only compared between the ranks, element by element. Without the GIL.
   void run(const ProgramArrays& in, const ProgramArrays& out) {
     try {
       run_here(in, out);
@@ -83,17 +86,22 @@ class CompiledCall {
   void run_here(const ProgramArrays& in, const ProgramArrays& out) {
     const UserCall call(description_.act);
     const Deadline deadline = Deadline::after(Seconds(description_.timeout));
-    if (!description_.explain.is_none()) compare(in, deadline);
-    if (description_.type == CollectiveType::allreduce) return allreduce(in, out, deadline);
-    for (std::size_t i = 0; i < in.size(); ++i) run_one(in[i], out[i], deadline);
+    const std::span leaves = std::span(in).first(out.size());
+    if (!description_.explain.is_none()) compare(in, out.size(), deadline);
+    if (description_.type == CollectiveType::allreduce) return allreduce(leaves, out, deadline);
+    for (std::size_t i = 0; i < leaves.size(); ++i) run_one(in[i], out[i], deadline);
   }
 
-  void compare(const ProgramArrays& in, const Deadline& deadline) {
+  void compare(std::span<const ProgramArray> in, std::size_t n_leaves, const Deadline& deadline) {
     // FusedCollectives needs trees that agree. One short allreduce compares all leaves at once.
     std::uint64_t digest = description_.names;
     for (const ProgramArray& array : in) {
       digest ^= Signature{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape}.digest();
       digest *= 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
+    }
+    for (const ProgramArray& array : in.subspan(n_leaves)) {
+      digest ^= kernels::hash128(array.buffer.data, array.buffer.nbytes())[0];
+      digest *= 0x9e37'79b9'7f4a'7c15;
     }
     std::uint64_t both[] = {digest, ~digest};  // the largest, and the complement of the smallest
     const Buffer buffer{both, 2, DType::uint64};
@@ -102,11 +110,15 @@ class CompiledCall {
     const py::gil_scoped_acquire gil;
     // Collective: all ranks come here, because all have received the same two numbers. Raises the error that names a
     // leaf.
-    description_.explain();
+    std::vector<py::bytes> elements;
+    for (const ProgramArray& array : in.subspan(n_leaves)) {
+      elements.emplace_back(static_cast<const char*>(array.buffer.data), array.buffer.nbytes());
+    }
+    description_.explain(elements);
     throw MismatchError(str(description_.act, " in group ", group_->name(), ": the ranks pass different trees"));
   }
 
-  void allreduce(const ProgramArrays& in, const ProgramArrays& out, const Deadline& deadline) {
+  void allreduce(std::span<const ProgramArray> in, const ProgramArrays& out, const Deadline& deadline) {
     std::vector<ConstBuffer> from;
     std::vector<Buffer> to;
     for (const ProgramArray& array : in) from.push_back(array.buffer);

@@ -79,7 +79,7 @@ class CompiledCall:
         timeout: float,
         act: str,
         names: int,
-        explain: Callable[[], None] | None,
+        explain: Callable[[list[bytes]], None] | None,
     ) -> None: ...
     @property
     def number(self) -> int: ...

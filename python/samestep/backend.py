@@ -29,8 +29,10 @@ class Backend(Group):
         """
         from samestep import trees
 
-        _, leaves, rebuild = trees.flatten(tree)
-        return rebuild([arrays.of(leaf).like(leaf) if arrays.is_array(leaf) else leaf for leaf in leaves])
+        flat = trees.flatten(tree)
+        return flat.rebuild(
+            [arrays.of(leaf).like(leaf) if arrays.is_array(leaf) else leaf for leaf in flat.leaves]
+        )
 
     def synchronize(
         self,

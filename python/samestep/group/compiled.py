@@ -178,7 +178,7 @@ def _refuse_keys(collective: Collective, leaves: Sequence[Any]) -> None:
 
 def _refuse_dtypes(collective: Collective, leaves: Sequence[Any]) -> None:
     """Raise the error of arrays outside of compiled functions, for which XLA has numbers in place of names."""
-    for name, leaf in zip(collective.names, leaves, strict=True):
+    for name, leaf in zip((*collective.names, *collective.compared), leaves, strict=True):
         if isinstance(dtype := getattr(leaf, "dtype", None), np.dtype):
             arrays.info(np.empty(0, dtype), f"{collective.act}: leaf {name}" if name else collective.act)
 

@@ -25,5 +25,12 @@ class Collective(NamedTuple):
     """Of the leaves of a tree."""
     flags: tuple[tuple[str, str], ...] = ()
     """Leaves of a tree that are not sent and must be equal: names, and what they are."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and texts of what must be equal beside a tree."""
+    compared: tuple[str, ...] = ()
+    """Names of arrays that must be equal, which stand behind the leaves and have no results."""
+    cure: str = ""
+    """The end of the error where they are not."""
     explain: Callable[..., None] | None = None
-    """For trees, which the ranks compare: `explain(collective, shapes, dtypes)` raises where they differ."""
+    """For trees, which the ranks compare: `explain(collective, shapes, dtypes, data)` raises where they differ. `data`:
+    the elements of `compared`."""

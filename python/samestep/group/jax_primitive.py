@@ -95,8 +95,9 @@ def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], s
             return (collective.group.size, *given)
         return given[1:] if collective.verb == "reduce_scatter" else given
 
+    moved = avals[: len(collective.names)]
     # As inputs, results vary over the axes of a shard_map: a gradient must have the type of the result.
-    return [aval.update(shape=shape(aval.shape), weak_type=False) for aval in avals], {_ORDER, _CALLED}
+    return [aval.update(shape=shape(aval.shape), weak_type=False) for aval in moved], {_ORDER, _CALLED}
 
 
 # ---- how it is compiled
@@ -106,7 +107,7 @@ def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
     """The object that the program refers to by number. It lives as long as the group: XLA may still run a program that
     Python has dropped.
     """
-    group, verb, act, op, factor, root, timeout, names, flags, explain = collective
+    group, verb, act, op, factor, root, timeout, names, flags, facts, compared, _, explain = collective
     shapes, dtypes = zip(*((aval.shape, str(aval.dtype)) for aval in ctx.avals_in), strict=True)
     made = _core.CompiledCall(
         group._comm,
@@ -116,7 +117,9 @@ def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
         root=root,
         timeout=timeout,
         act=act,
-        names=zlib.crc32("\0".join([act, *names, *sum(flags, ())]).encode(errors="surrogatepass")),
+        names=zlib.crc32(
+            "\0".join([act, *names, *sum(flags + facts, ()), *compared]).encode(errors="surrogatepass")
+        ),
         explain=explain and functools.partial(explain, collective, shapes, dtypes),
     )
     group._cache.setdefault("compiled calls", []).append(made)
@@ -177,7 +180,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collective: Collect
             "keep others out of it with jax.lax.stop_gradient(x)"
         )
     results = _primitive().bind(*primals, collective=collective)
-    moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    moved = [i for i in range(len(results)) if not isinstance(tangents[i], ad.Zero)]
     changes = [ad.Zero(_aval(result).to_tangent_aval()) for result in results]
     part = _part(collective, moved, "tangent")
     for i, change in zip(moved, _bind_some(part, [tangents[i] for i in moved]), strict=True):
@@ -218,7 +221,7 @@ _TRANSPOSED = {
 
 def _part(collective: Collective, moved: Sequence[int], what: str) -> Collective:
     names = tuple(collective.names[i] for i in moved)
-    return collective._replace(act=f"{what} of {collective.act}", names=names)
+    return collective._replace(act=f"{what} of {collective.act}", names=names, compared=())
 
 
 def _bind_some(collective: Collective, leaves: list[Any]) -> list[Any]:
@@ -231,7 +234,7 @@ def _bind_some(collective: Collective, leaves: list[Any]) -> list[Any]:
 def _batch(args: Sequence[Any], axes: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
     """One call for the whole batch: the batch axis is one more axis of the array."""
     if collective.verb in ("allreduce", "bcast", "reduce"):
-        return _primitive().bind(*args, collective=collective), axes
+        return _primitive().bind(*args, collective=collective), axes[: len(collective.names)]
     (x,), (axis,) = args, axes
     behind_blocks = jnp.moveaxis(x, axis, 0 if collective.verb == "allgather" else 1)
     after = {"allgather": 1, "reduce_scatter": 0, "alltoall": 1}[collective.verb]

@@ -14,8 +14,11 @@ from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import state_hash
-from samestep.step.gradients import allreduce_gradients, allreduce_tree
+from samestep.step.gradients import allreduce_tree, reduce_gradients
+from samestep.trees import signature
 from samestep.trees.adapters import expand_jax
+from samestep.trees.facts import NO_FACTS, Facts
+from samestep.trees.fusion import timer
 from samestep.trees.identity import identity_of
 
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
@@ -88,6 +91,7 @@ def reduce_all(
     *,
     weight: float | None = None,
     no_functions: str = "",
+    facts: Facts = NO_FACTS,
 ) -> tuple[Any, dict[str, Any]]:
     """Reduce the gradients, and with them the extra arguments `value`, `grad` and `value_fn`. Collective.
 
@@ -98,6 +102,7 @@ def reduce_all(
       extra: arguments by name; "state" and "params" are left as they are.
       op, weight: as for `allreduce_gradients`; `op` None where nothing is to be reduced.
       no_functions: why functions cannot be averaged; "" if they can.
+      facts: what must be equal on all ranks as well.
 
     Returns:
       Both, reduced; a function `value_fn` as `Averaged`.
@@ -118,12 +123,14 @@ def reduce_all(
         if others:
             _require_equal(backend, act, others, no_functions)
     if op is None:
+        if facts is not NO_FACTS:
+            _require_facts(backend, act, facts)
         return grads, extra
     if not own:
-        return allreduce_gradients(backend, grads, op, weight=weight), extra
+        return reduce_gradients(backend, grads, op, weight=weight, facts=facts), extra
     again = [k for k, v in own.items() if v is grads]
     once = {k: v * 1.0 if _is_whole(v) else v for k, v in own.items() if k not in again}
-    grads, once = allreduce_gradients(backend, (grads, once), op, weight=weight)
+    grads, once = reduce_gradients(backend, (grads, once), op, weight=weight, facts=facts)
     return grads, {**extra, **once, **dict.fromkeys(again, grads)}
 
 
@@ -170,6 +177,20 @@ def _require_equal(backend: Group, act: str, extra: dict[str, Any], no_functions
         return list(values)
 
     compiled.call_function(act, compare, flat.leaves)
+
+
+def _require_facts(backend: Group, act: str, facts: Facts) -> None:
+    def compare(*values: Any) -> list[Any]:
+        by = signature.Comparison(facts.with_values(values))
+        signature.gather_if_different(group, signature.Description(act, [], [], []), timer(None), by=by)
+        return list(values)
+
+    group = backend
+    if facts.traced:
+        group = compiled.group_of(backend)
+        compiled.call_function(act, compare, [value for _, value in facts.traced])
+    else:
+        compare()
 
 
 def _without_type(leaf: Any) -> Any:

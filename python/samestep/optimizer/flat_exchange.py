@@ -15,6 +15,7 @@ from samestep.optimizer.partition import Buffer, Partition
 from samestep.reduce_ops import Op
 from samestep.step.leaves import Flat
 from samestep.trees import signature
+from samestep.trees.facts import NO_FACTS, Facts
 from samestep.trees.fusion import as_dtype, timer
 
 
@@ -42,7 +43,12 @@ class FlatExchange:
         return self.partition.size == self._backend.size
 
     def agreed_dtypes(
-        self, act: str, split: list[int], kinds: list[str], layouts: Sequence[str] = ()
+        self,
+        act: str,
+        split: list[int],
+        kinds: list[str],
+        layouts: Sequence[str] = (),
+        facts: Facts = NO_FACTS,
     ) -> list[str | None]:
         """The dtypes of the gradients of some leaves; None if no rank has one. Collective.
 
@@ -51,6 +57,7 @@ class FlatExchange:
           split: the leaves.
           kinds: of each, dtype and shape of this rank's gradient, or "None".
           layouts: of each, how the elements lie where parts are taken in that order, with or without a gradient.
+          facts: what must be equal on all ranks as well.
 
         Raises:
           MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
@@ -60,7 +67,8 @@ class FlatExchange:
         if layouts:
             names += [f"{name} in memory" for name in names]
         mine = signature.Description(act, names, [*kinds, *layouts], list(range(len(names))))
-        everyone = signature.gather_if_different(self._backend, mine, timer(None))
+        by = signature.Comparison(facts)
+        everyone = signature.gather_if_different(self._backend, mine, timer(None), by=by)
         if everyone is not None:
             signature.check_same(self._backend.name, everyone, absent_is_fine=True)
             columns = zip(*(theirs.kinds[: len(split)] for theirs in everyone), strict=True)

@@ -6,7 +6,9 @@ from typing import Any
 
 from samestep.group.group import Group
 from samestep.optimizer.extra_arguments import KEPT, reduce_all
+from samestep.optimizer.state_facts import StateFacts
 from samestep.step.state_hash import Verifier
+from samestep.trees.facts import NO_FACTS
 
 
 def distribute(backend: Group, opt: Any, op: Any) -> Any:
@@ -33,13 +35,15 @@ class DistributedTransformation:
     def __init__(self, backend: Group, inner: Any, op: Any) -> None:
         kind = "" if isinstance(inner, tuple) else f"({type(inner).__name__})"
         verifier = Verifier.wanted(backend, f"DistributedOptimizer{kind}")
-        self.__dict__.update(_backend=backend, inner=inner, _op=op, _verifier=verifier)
+        facts = StateFacts(inner)
+        self.__dict__.update(_backend=backend, inner=inner, _op=op, _verifier=verifier, _facts=facts)
 
     def update(self, grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
         """The inner `update` with `grads` reduced over all ranks, each of which counts as `weight`. Collective."""
         if self._verifier is not None:
             kept = {name: value for name, value in kwargs.items() if name in KEPT}
             self._verifier.before_step({"args": args[:2], "kwargs": kept})
+        facts = self._facts.of(args[0]) if args and self._backend.size > 1 else NO_FACTS
         by_position = {f"argument {i}": value for i, value in enumerate(args[2:], 4)}
         grads, extra = reduce_all(
             self._backend,
@@ -48,6 +52,7 @@ class DistributedTransformation:
             {**by_position, **kwargs},
             self._op,
             weight=weight,
+            facts=facts,
         )
         return self.inner.update(grads, *args, **{name: extra[name] for name in kwargs})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +13,23 @@ from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.group import Group
-from samestep.optimizer import probe
 from samestep.optimizer.extra_arguments import reduce_all
 from samestep.optimizer.flat_exchange import FlatExchange
-from samestep.optimizer.partition import Partition
+from samestep.optimizer.plan import (
+    Plan,
+    cut_part,
+    from_elements,
+    partition_of,
+    require_elementwise,
+    tree_specs,
+)
 from samestep.optimizer.probe import part_shape
-from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
+from samestep.optimizer.state_facts import StateFacts
+from samestep.step.leaves import Flat, LeafSpec
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature
 from samestep.trees.divided import note_part
+from samestep.trees.facts import NO_FACTS, Facts
 
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"
@@ -57,48 +65,6 @@ def is_sharded(opt: Any) -> bool:
     return isinstance(of, ShardedTransformation) or hasattr(opt, "_samestep_parts")
 
 
-class _Plan(NamedTuple):
-    """Parameters of one structure, and the part of them that this rank updates."""
-
-    names: list[str]
-    specs: list[LeafSpec]
-    rebuild: Callable[[Sequence[Any]], Any]
-    leaves: list[Any]
-    """What is not an array; None for arrays."""
-    exchange: FlatExchange
-
-    def split(self) -> list[int]:
-        """The leaves that ranks divide among them."""
-        return [i for i, spec in enumerate(self.specs) if spec.group]
-
-    def cut(self, flat: trees.Flat, act: str) -> Any:
-        """This rank's part of a tree like the parameters."""
-        if flat.names != self.names:
-            raise InvalidArgumentError(f"{act}: the leaves are not those of the parameters")
-        values = list(flat.leaves)
-        for i in self.split():
-            if values[i] is not None:
-                values[i] = _cut(values[i], self.specs[i].shape, self.held(i), self.names[i])
-        return flat.rebuild(values)
-
-    def held(self, i: int) -> range:
-        """The elements of leaf i that the optimizer sees: this rank's part, or the first for an empty part.
-
-        XLA may compile a function of several arrays to other roundings where one of them is empty.
-        """
-        part = self.exchange.part(i)
-        return part if part or math.prod(self.specs[i].shape) == 0 else range(1)
-
-    def part_shape(self, i: int) -> tuple[int, ...]:
-        return part_shape(self.specs[i].shape, len(self.held(i)))
-
-    def with_leaves(self, make: Callable[[int, LeafSpec], Any]) -> Any:
-        """A tree like the parameters with other arrays."""
-        return self.rebuild(
-            [make(i, spec) if spec.group else self.leaves[i] for i, spec in enumerate(self.specs)]
-        )
-
-
 class ShardedTransformation:
     """An optimizer object that keeps this rank's part of the state; all other attributes are the inner's."""
 
@@ -110,8 +76,9 @@ class ShardedTransformation:
         self._backend = backend
         self._op = op
         self._elementwise = elementwise
-        self._plans: dict[Any, _Plan] = {}
-        self._plan: _Plan | None = None  # of the last parameters seen
+        self._facts = StateFacts(inner)
+        self._plans: dict[Any, Plan] = {}
+        self._plan: Plan | None = None  # of the last parameters seen
         self._verifier = Verifier.wanted(backend, f"{_ACT}({type(inner).__name__})")
 
     def init(self, params: Any) -> Any:
@@ -124,7 +91,7 @@ class ShardedTransformation:
             return self._noted(self.inner.init(params), plan, params, made_of=params)
         return self._noted(self.inner.init(plan.cut(flat, f"{_ACT}.init")), plan, params, made_of=params)
 
-    def _noted(self, state: Any, plan: _Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
+    def _noted(self, state: Any, plan: Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
         """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
         known = (self, plan, made_of) if self.copies > 1 else None
         return note_part(state, of, one=one, by=known) if known or self._backend.size > 1 else state
@@ -145,10 +112,18 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
             )
+        facts = self._facts.of(state, of_parts=True) if self._backend.size > 1 else NO_FACTS
         by_all = bool(extra) or weight is not None or self._op is None or self._backend.size == 1
         if by_all:
             grads, extra = reduce_all(
-                self._backend, _UPDATE, grads, extra, self._op, weight=weight, no_functions=_ONLY_PARTS
+                self._backend,
+                _UPDATE,
+                grads,
+                extra,
+                self._op,
+                weight=weight,
+                no_functions=_ONLY_PARTS,
+                facts=facts,
             )
         flat = trees.flatten(grads)
         is_traced = compiled.is_traced(flat.leaves)
@@ -160,7 +135,7 @@ class ShardedTransformation:
         plan = self._plan_of_update(flat, params)
         if "grad" in extra:
             extra["grad"] = plan.cut(trees.flatten(extra["grad"]), f"{_UPDATE}: grad")
-        parts = plan.cut(flat, _UPDATE) if by_all else self._reduced(plan, flat)
+        parts = plan.cut(flat, _UPDATE) if by_all else self._reduced(plan, flat, facts)
         others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
         joined = self._joined(plan, trees.flatten(updates))
@@ -168,21 +143,21 @@ class ShardedTransformation:
 
     # ---- plans
 
-    def _plan_for(self, flat: trees.Flat) -> _Plan:
-        specs = _specs(flat)
+    def _plan_for(self, flat: trees.Flat) -> Plan:
+        specs = tree_specs(flat)
         key = self._backend.size, tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
         if key not in self._plans:
             others = [None if spec.group else leaf for spec, leaf in zip(specs, flat.leaves, strict=True)]
             partition = partition_of(specs, self._backend.size)
             exchange = FlatExchange(self._backend, partition, flat.names)
-            plan = _Plan(flat.names, specs, flat.rebuild, others, exchange)
+            plan = Plan(flat.names, specs, flat.rebuild, others, exchange)
             if not self._elementwise and not compiled.is_traced(flat.leaves):
-                _require_elementwise(self.inner, plan)
+                require_elementwise(self.inner, plan)
             self._plans[key] = plan
         self._plan = self._plans[key]
         return self._plan
 
-    def _plan_of_update(self, grads: trees.Flat, params: Any) -> _Plan:
+    def _plan_of_update(self, grads: trees.Flat, params: Any) -> Plan:
         if params is not None:
             return self._plan_for(trees.flatten(params))
         known = self._plan
@@ -193,13 +168,13 @@ class ShardedTransformation:
 
     # ---- gradients in, updates out
 
-    def _reduced(self, plan: _Plan, flat: trees.Flat) -> Any:
+    def _reduced(self, plan: Plan, flat: trees.Flat, facts: Facts) -> Any:
         """This rank's part of the reduced gradients."""
         if flat.names != plan.names:
             raise InvalidArgumentError(
                 f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
             )
-        specs = _specs(flat)
+        specs = tree_specs(flat)
         split = [i for i in plan.split() if not arrays.is_float0(flat.leaves[i])]
         for i in split:
             if specs[i].group and specs[i].shape != plan.specs[i].shape:
@@ -210,9 +185,13 @@ class ShardedTransformation:
         others = [i for i in range(len(specs)) if i not in split]
         found = [*(specs[i].what for i in split), *(_kind_of_whole(specs[i]) for i in others)]
 
-        def run_on_host(*leaves: Any) -> list[Any]:
+        def run_on_host(*values: Any) -> list[Any]:
+            leaves = values[: len(split)]
+            known = facts.with_values(values[len(split) :])
             with _core.UserCall(_UPDATE):
-                kinds = plan.exchange.agreed_dtypes(_UPDATE, [*split, *others], found)[: len(split)]
+                kinds = plan.exchange.agreed_dtypes(_UPDATE, [*split, *others], found, facts=known)[
+                    : len(split)
+                ]
                 whole: list[Any] = [None] * len(specs)
                 dtypes: list[str | None] = [None] * len(specs)
                 for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
@@ -232,15 +211,16 @@ class ShardedTransformation:
 
         shapes = {i: plan.part_shape(i) for i in plan.split()}
         leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
-        return flat.rebuild(self._run(run_on_host, _UPDATE, leaves, split, shapes))
+        beside = [value for _, value in facts.traced]
+        return flat.rebuild(self._run(run_on_host, _UPDATE, leaves, split, shapes, beside=beside))
 
-    def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
+    def _joined(self, plan: Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
         if flat.names != plan.names:
             raise InvalidArgumentError(
                 f"{_ACT}: the optimizer returned updates with other leaves than the gradients"
             )
-        specs = _specs(flat)
+        specs = tree_specs(flat)
         split = [i for i in plan.split() if specs[i].group]
         for i in split:
             if specs[i].shape != plan.part_shape(i):
@@ -269,10 +249,12 @@ class ShardedTransformation:
         leaves: Sequence[Any],
         split: list[int],
         shapes: dict[int, tuple[int, ...]],
+        *,
+        beside: Sequence[Any] = (),
     ) -> list[Any]:
         """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs.
 
-        Of the others, those in `shapes` that hold nothing get their shape.
+        Of the others, those in `shapes` that hold nothing get their shape. In a program, `function` gets `beside`, too.
         """
         results = list(leaves)
         for i, shape in shapes.items():
@@ -285,14 +267,17 @@ class ShardedTransformation:
             present = [i for i in split if leaves[i] is not None]
 
             def run_on_host(*given: Any) -> list[Any]:
-                by_leaf = dict(zip(present, given, strict=True))
-                done = dict(zip(split, function(*[by_leaf.get(i) for i in split]), strict=True))
-                return [np.asarray(done[i]) for i in present]
+                by_leaf, more = dict(zip(present, given, strict=False)), given[len(present) :]
+                done = dict(zip(split, function(*[by_leaf.get(i) for i in split], *more), strict=True))
+                return [*(np.asarray(done[i]) for i in present), *more]
 
             given = compiled.call_function(
-                act, run_on_host, [leaves[i] for i in present], shapes=[shapes[i] for i in present]
+                act,
+                run_on_host,
+                [*(leaves[i] for i in present), *beside],
+                shapes=[*(shapes[i] for i in present), *(x.shape for x in beside)],
             )
-            by_leaf = dict(zip(present, given, strict=True))
+            by_leaf = dict(zip(present, given, strict=False))
             values = [by_leaf.get(i) for i in split]
         for i, value in zip(split, values, strict=True):
             results[i] = value
@@ -300,18 +285,18 @@ class ShardedTransformation:
 
     # ---- checkpoints
 
-    def plan_of(self, params: Any) -> _Plan:
+    def plan_of(self, params: Any) -> Plan:
         """The parts of these parameters."""
         return self._plan_for(trees.flatten(params))
 
-    def renewed(self, plan: _Plan) -> _Plan:
+    def renewed(self, plan: Plan) -> Plan:
         """The plan for the ranks that the group has now."""
         if plan.exchange.is_current():
             return plan
         partition = partition_of(plan.specs, self._backend.size)
         return plan._replace(exchange=FlatExchange(self._backend, partition, plan.names))
 
-    def gather_state(self, state: Any, plan: _Plan, root: int | None) -> Any:
+    def gather_state(self, state: Any, plan: Plan, root: int | None) -> Any:
         """See `samestep.optimizer.gather_state`."""
         if self._backend.size == 1:
             return state
@@ -326,7 +311,7 @@ class ShardedTransformation:
         is_here = root is None or self._backend.rank == root
         return flat.rebuild(values) if is_here else None
 
-    def shard_state(self, state: Any, plan: _Plan) -> Any:
+    def shard_state(self, state: Any, plan: Plan) -> Any:
         """See `samestep.optimizer.shard_state`."""
         self.divided_among = self._backend.size
         if self._backend.size == 1:
@@ -341,17 +326,17 @@ class ShardedTransformation:
                         f"shard_state: {signature.leaf_text(flat.names[k])} has shape {shape}, its parameter "
                         f"{plan.specs[i].shape}; pass the whole state, as gather_state returns it"
                     )
-                part = _cut(values[k], shape, plan.held(i), flat.names[k])
+                part = cut_part(values[k], shape, plan.held(i), flat.names[k])
                 # A view would keep the whole.
                 values[k] = part.copy() if isinstance(part, np.ndarray) else part
         return self._noted(flat.rebuild(values), plan, state)
 
-    def owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
+    def owners(self, plan: Plan, names: list[str]) -> list[int | None]:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""
 
         def unlike(i: int, spec: LeafSpec) -> Any:
             shape = part_shape(spec.shape, _UNLIKE + i)
-            return _from_elements(np.zeros(math.prod(shape)), spec, shape)
+            return from_elements(np.zeros(math.prod(shape)), spec, shape)
 
         flat = trees.flatten(self.inner.init(plan.with_leaves(unlike)))
         if flat.names != names:
@@ -380,28 +365,6 @@ class ShardedTransformation:
         return f"ShardedTransformation({self.inner!r})"
 
 
-def _specs(flat: trees.Flat) -> list[LeafSpec]:
-    """What the leaves are; `group` is empty for what is not split among ranks."""
-    tracers = {i: leaf for i, leaf in enumerate(flat.leaves) if compiled.is_traced([leaf])}
-    leaves = (
-        [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
-    )
-    specs = specs_of(flat.names, leaves, _ACT)
-    for i, leaf in tracers.items():
-        dtype, shape = str(leaf.dtype), tuple(leaf.shape)
-        specs[i] = LeafSpec(f"{dtype} {shape}", "jax", dtype, shape)
-    return specs
-
-
-def partition_of(specs: Sequence[LeafSpec], size: int) -> Partition:
-    """The parts of leaves among `size` ranks."""
-    return Partition(
-        [math.prod(spec.shape) for spec in specs],
-        [spec.dtype if spec.group else None for spec in specs],
-        size,
-    )
-
-
 def _kind_of_whole(gradient: LeafSpec) -> str:
     """What a gradient is that all ranks keep whole, because its parameter is not split. An array is not among them."""
     if not gradient.group and gradient.what.partition(" ")[0] not in ("bool", "float8_e4m3fn", "float8_e5m2"):
@@ -417,18 +380,6 @@ def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
     return "numpy" if library == "number" else library
 
 
-def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
-    """Some elements of an array, with the same number of dimensions. A view if the library makes one."""
-    array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
-    if tuple(array.shape) != shape:
-        raise InvalidArgumentError(
-            f"{_ACT}: {signature.leaf_text(name)} has shape {tuple(array.shape)}, the parameter {shape}"
-        )
-    if hasattr(array, "detach"):
-        array = array.detach()
-    return array.reshape(-1)[part.start : part.stop].reshape(part_shape(shape, len(part)))
-
-
 def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, like: Any) -> Any:
     """A leaf of the library of `spec` and the shape of the parameter from the bytes of its elements."""
     assert data is not None
@@ -436,37 +387,3 @@ def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, 
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
     leaf = arrays.from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
     return leaf.item() if of.is_number else leaf
-
-
-def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> Any:
-    """A leaf of the library and dtype of `spec` from numbers in float64."""
-    kind = np.dtype(spec.group)
-    if spec.dtype.startswith("complex"):
-        elements = np.repeat(elements, 2)
-    if kind.kind != "f":
-        elements = np.abs(np.clip(elements, -100, 100))
-    library = "numpy" if spec.is_number else spec.library
-    made = spec._replace(shape=shape, library=library, is_number=False, order=())
-    return to_leaf(elements.astype(kind), made)
-
-
-def _require_elementwise(inner: Any, plan: _Plan) -> None:
-    split = plan.split()
-
-    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> probe.Steps:
-        position = {i: k for k, i in enumerate(split)}
-
-        def tree(values: list[Flat]) -> Any:
-            return plan.with_leaves(
-                lambda i, spec: _from_elements(values[position[i]], spec, shapes[position[i]])
-            )
-
-        start = tree(params)
-        state = inner.init(start)
-        for grads in steps:
-            updates, state = inner.update(tree(grads), state, start)
-            leaves = trees.flatten(updates).leaves
-            yield [probe.as_elements(leaves[i]) for i in split], probe.state_of(state)
-
-    specs = [plan.specs[i] for i in split]
-    probe.require_elementwise(type(inner).__name__, [plan.names[i] for i in split], specs, trial)

@@ -13,6 +13,7 @@ from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.together import note_reduced
 from samestep.trees import allreduce
+from samestep.trees.facts import NO_FACTS, Facts
 from samestep.trees.weights import Weights, weight_of
 
 _Tree = TypeVar("_Tree")
@@ -42,9 +43,22 @@ def allreduce_gradients(
       >>> ss.allreduce_gradients(backend, grads)["bias"] is None
       True
     """
+    return reduce_gradients(backend, grads, op, weight=weight, timeout=timeout)
+
+
+def reduce_gradients(
+    backend: Group,
+    grads: _Tree,
+    op: Op,
+    *,
+    weight: float | None,
+    timeout: float | None = None,
+    facts: Facts = NO_FACTS,
+) -> _Tree:
+    """The same. `facts`: what must be equal on all ranks as well."""
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
     tree = added.gradients_of(grads, act)
-    means = _reduce(backend, tree, op, weight, timeout=timeout, act=act)
+    means = _reduce(backend, tree, op, weight, timeout=timeout, act=act, facts=facts)
     if tree is grads:
         return cast("_Tree", means)
     for name, parameter in cast(Any, grads).named_parameters():
@@ -100,7 +114,14 @@ def allreduce_tree(
 
 
 def _reduce(
-    backend: Group, tree: Any, op: Op, weight: float | None, *, timeout: float | None, act: str
+    backend: Group,
+    tree: Any,
+    op: Op,
+    weight: float | None,
+    *,
+    timeout: float | None,
+    act: str,
+    facts: Facts = NO_FACTS,
 ) -> Any:
     weights = None if weight is None else Weights(backend, act)
     if weights is not None:
@@ -111,6 +132,6 @@ def _reduce(
         except (InvalidArgumentError, TypeError, ValueError) as error:
             with _core.UserCall(act):
                 weights.refuse(error_text(error), timeout)
-    reduced = allreduce.reduce_tree(backend, tree, op, act, timeout, weights=weights)
+    reduced = allreduce.reduce_tree(backend, tree, op, act, timeout, weights=weights, facts=facts)
     note_reduced()
     return reduced

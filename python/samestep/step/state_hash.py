@@ -16,6 +16,7 @@ from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
 from samestep.group.group import Group
 from samestep.trees import signature
+from samestep.trees.facts import static_texts
 from samestep.trees.fusion import timer
 from samestep.trees.identity import identity_of
 
@@ -45,14 +46,16 @@ def same(
                 i: f"a {type(flat.leaves[i]).__name__}, {why}" for i, text in enumerate(hashes) if not text
             }
             kinds = signature.with_refusals(kinds, unknown)
-        digest = _digest(flat.names, kinds, hashes)
+        static = static_texts(flat)
+        names, kinds = [*flat.names, *(name for name, _ in static)], [*kinds, *(text for _, text in static)]
+        hashes += [b""] * len(static)
+        digest = _digest(names, kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
         everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": left()}))
         if not (everyone == mine).all():
-            mine_in_full = [flat.names, kinds, [leaf.hex() for leaf in hashes]]
+            mine_in_full = [names, kinds, [leaf.hex() for leaf in hashes]]
             _raise_difference(backend, mine_in_full, left(), act, when)
-        if kinds is not looks.kinds:
-            signature.raise_refused(backend.name, [signature.Description(act, flat.names, kinds, [])])
+        signature.raise_refused(backend.name, [signature.Description(act, names, kinds, [])])
     return digest.hex()
 
 

@@ -18,6 +18,8 @@ class Node(NamedTuple):
     names: Sequence[str]
     children: Sequence[Any]
     rebuild: Callable[[list[Any]], Any]
+    static: Any = None
+    """What JAX keeps of the container beside its children, such as fields of an equinox module that are no arrays."""
 
 
 def expand_jax(tree: Any) -> Node | None:
@@ -33,8 +35,12 @@ def expand_jax(tree: Any) -> Node | None:
     if jax.tree_util.all_leaves([tree]):
         return None
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    _, static = structure.node_data()
     return Node(
-        [jax.tree_util.keystr(path) for path, _ in pairs], [child for _, child in pairs], structure.unflatten
+        [jax.tree_util.keystr(path) for path, _ in pairs],
+        [child for _, child in pairs],
+        structure.unflatten,
+        static,
     )
 
 

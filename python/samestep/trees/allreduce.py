@@ -13,6 +13,7 @@ from samestep.group import compiled
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve, why_too_large
 from samestep.trees import compiled_trees, reducible, signature, views
+from samestep.trees.facts import NO_FACTS, Facts, static_texts
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 from samestep.trees.weights import Weights
 
@@ -25,6 +26,7 @@ def reduce_tree(
     timeout: float | None,
     *,
     weights: Weights | None = None,
+    facts: Facts = NO_FACTS,
 ) -> Any:
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
@@ -35,6 +37,7 @@ def reduce_tree(
       act: the call, for the texts of errors.
       timeout: seconds for all of it; None for the group's timeout.
       weights: of ranks; then `op` is AVG.
+      facts: what must be equal on all ranks as well.
 
     Returns:
       The reduced tree, see `samestep.allreduce_tree`.
@@ -42,8 +45,9 @@ def reduce_tree(
     with _core.UserCall(act):
         left = timer(timeout)
         if weights is not None:
+            weights.add(facts)
             tree = weights.of_tree(tree, left())
-        by = weights or signature.BY_DIGEST
+        by = weights or (signature.Comparison(facts) if facts is not NO_FACTS else signature.BY_DIGEST)
         fast, compared = signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
         if fast is not None and not fast.on_device:
             if weights is None:
@@ -57,6 +61,10 @@ def reduce_tree(
             return flat.rebuild(
                 _move(backend, flat.names, flat.leaves, infos, op, left=left, weights=weights)
             )
+        if flat.static:
+            static = static_texts(flat)
+            by, facts = by if weights else signature.Comparison(facts), facts.with_texts(static)
+            by.add(Facts(tuple(static)))
         if compiled.is_traced(flat.leaves):
             if weights is not None:
                 weights.refuse(f"{act}: weight is not available in functions compiled by JAX", left())
@@ -64,11 +72,9 @@ def reduce_tree(
             reducible.refuse_others(flat.names, flat.leaves, act)
             taken = reducible.is_reduced_number
             return compiled_trees.call(
-                backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
+                backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left(), facts=facts
             )
-        reduced = _reduce(
-            backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared, weights=weights
-        )
+        reduced = _reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared, by=by)
         return flat.rebuild(reduced)
 
 
@@ -90,9 +96,10 @@ def _reduce(
     *,
     act: str,
     left: Timer,
-    compared: bool = False,
-    weights: Weights | None = None,
+    compared: bool,
+    by: signature.Comparison,
 ) -> list[Any]:
+    weights = by if isinstance(by, Weights) else None
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = views.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
@@ -100,7 +107,6 @@ def _reduce(
     if refused:
         kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
-    by = weights or signature.BY_DIGEST
     everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True, aliases=weights is None)

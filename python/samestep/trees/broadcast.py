@@ -18,6 +18,7 @@ from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.trees import compiled_trees, reducible, scalars, signature, views
 from samestep.trees.divided import refusals
+from samestep.trees.facts import Facts, static_texts
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_array, is_number, parts_of
 
@@ -91,11 +92,12 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         fused(backend).bcast(fast, root, backend._seconds(left()))
         return fast.copy()
     flat = trees.flatten(tree)
+    facts = Facts(tuple(static_texts(flat)))
     if compiled.is_traced(flat.leaves):
-        return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
-    if is_a(
-        tree, "torch.nn", "Module"
-    ):  # where DistributedOptimizer looks for parameters without an optimizer
+        return compiled_trees.call(
+            backend, flat, is_number, "bcast", act, root=root, timeout=left(), facts=facts
+        )
+    if is_a(tree, "torch.nn", "Module"):  # where DistributedOptimizer looks for what no optimizer has
         backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
     clash = views.join_views(flat.names, looks, reads=False)
@@ -105,7 +107,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     if divided:
         kinds = signature.with_refusals(kinds, divided)
     mine = signature.Description(act, flat.names, kinds, aliases)
-    everyone = signature.gather_if_different(backend, mine, left, compared=compared)
+    by = signature.Comparison(facts)
+    everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
     if everyone is not None:
         aliases = _common_aliases(backend, everyone, infos, root=root, left=left)
     # In host memory shared elements get the same bytes twice, as all ranks share the same ones.

@@ -10,6 +10,7 @@ from samestep.group import compiled
 from samestep.group.compiled_collective import Collective
 from samestep.group.group import Group
 from samestep.trees import Flat, signature
+from samestep.trees.facts import NO_FACTS, Facts, text_of_bytes
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_flag, passes
 from samestep.trees.reducible import flag_text
@@ -23,6 +24,7 @@ def call(
     act: str,
     *,
     timeout: float | None,
+    facts: Facts = NO_FACTS,
     **details: Any,
 ) -> Any:
     """Add a collective on the leaves of a tree to the program that JAX is tracing.
@@ -34,6 +36,7 @@ def call(
       verb: one that keeps shapes.
       act: what the user called, for errors.
       timeout: seconds that the call may take when the program runs.
+      facts: what must be equal on all ranks as well.
       details: more fields of `Collective`.
 
     Returns:
@@ -58,22 +61,30 @@ def call(
                 for i, leaf in enumerate(results)
                 if is_flag(leaf) and i not in moved
             ),
+            facts=facts.texts,
+            compared=tuple(name for name, _ in facts.traced),
+            cure=facts.cure,
             explain=_explain,
             **details,
         )
-        made = compiled.call(collective, [flat.leaves[i] for i in moved])
+        made = compiled.call(collective, [*(flat.leaves[i] for i in moved), *(x for _, x in facts.traced)])
         for i, value in zip(moved, made, strict=True):
             results[i] = value
     return flat.rebuild(results)
 
 
-def _explain(collective: Collective, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
+def _explain(
+    collective: Collective, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], data: Sequence[bytes]
+) -> None:
     """Raise the MismatchError of ranks whose programs hold different trees. Collective."""
-    group, flags = collective.group, collective.flags
-    kinds = [signature.kind_of_array(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+    group, flags, n = collective.group, collective.flags, len(collective.names)
+    kinds = [signature.kind_of_array(dtypes[i], shapes[i]) for i in range(n)]
+    texts = map(text_of_bytes, data, dtypes[n:], shapes[n:])
+    facts = (*collective.facts, *zip(collective.compared, texts, strict=True))
     kinds += [what for _, what in flags]
     names = [*collective.names, *(name for name, _ in flags)]
     mine = signature.Description(collective.act, names, kinds, list(range(len(kinds))))
-    everyone = signature.gather_if_different(group, mine, timer(None), compared=True)
+    by = signature.Comparison(Facts(facts, cure=collective.cure))
+    everyone = signature.gather_if_different(group, mine, timer(None), compared=True, by=by)
     assert everyone is not None
     signature.check_same(group.name, everyone)

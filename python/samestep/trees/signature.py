@@ -16,6 +16,8 @@ from samestep.arrays import ArrayInfo, overlaps
 from samestep.arrays.overlaps import Place
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.group.group import Group
+from samestep.trees import facts as facts_
+from samestep.trees.facts import NO_FACTS, Facts
 from samestep.trees.identity import attributes_text, is_array, is_number
 
 ABSENT = "None"
@@ -194,7 +196,21 @@ def first_refused(names: Sequence[str], kinds: Sequence[str]) -> tuple[str, str]
 
 
 class Comparison:
-    """How ranks find out whether they hold the same tree."""
+    """How ranks find out whether they hold the same tree, and in the same message whether facts are equal.
+
+    Args:
+      facts: what must be equal beside the tree; what JAX traces is not compared here.
+    """
+
+    def __init__(self, facts: Facts = NO_FACTS) -> None:
+        self.facts, self.key = NO_FACTS, 0
+        self.add(facts)
+
+    def add(self, facts: Facts) -> None:
+        """Compare these, too."""
+        if facts.texts:
+            self.facts = Facts((*self.facts.texts, *facts.texts), cure=self.facts.cure or facts.cure)
+            self.key = _digest_of("\0".join(sum(self.facts.texts, ())))
 
     def suits(self, tree: _core.FastTree) -> bool:
         """Whether the call can take the fast path for a simple tree."""
@@ -202,6 +218,7 @@ class Comparison:
 
     def same_everywhere(self, backend: Group, digest: int, timeout: float | None) -> bool:
         """Whether all ranks give the same 64 bits. Collective."""
+        digest ^= self.key
         both = np.array([digest, digest ^ _ALL_BITS], np.uint64)
         if timeout is None:  # the call without keywords is the fast one
             backend.allreduce(both, "max")
@@ -262,23 +279,37 @@ def gather_if_different(
         raise_refused(backend.name, [mine])
         return None
     if compared:
-        return _gather_all(backend, mine, timeout())
-    from hashlib import blake2b  # brings a library of ciphers
-
+        return _gather_all(backend, mine, timeout(), by.facts)
     shared = [f"{i} is {alias}" for i, alias in enumerate(mine.aliases) if i != alias]
     text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
-    digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
-    if by.same_everywhere(backend, digest, timeout()):
+    if by.same_everywhere(backend, _digest_of(text), timeout()):
         if _REFUSED in text:
             raise_refused(backend.name, [mine])
         return None
-    return _gather_all(backend, mine, timeout())
+    return _gather_all(backend, mine, timeout(), by.facts)
 
 
-def _gather_all(backend: Group, mine: Description, timeout: float | None) -> list[Description]:
+def _digest_of(text: str) -> int:
+    from hashlib import blake2b  # brings a library of ciphers
+
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _gather_all(
+    backend: Group, mine: Description, timeout: float | None, facts: Facts = NO_FACTS
+) -> list[Description]:
+    """Descriptions of all ranks, which have the same facts."""
+    names, texts = ([fact[i] for fact in facts.texts] for i in range(2))
+    sent = [mine.act, [*mine.names, *names], [*mine.kinds, *texts], mine.aliases]
     layout = [str, Many(str), Many(str), Many(int)]
-    everyone = [Description(*entry) for entry in backend._allgather_facts(mine, layout, timeout)]
+    everyone, known = [], []
+    for act, theirs, kinds, aliases in backend._allgather_facts(sent, layout, timeout):
+        n = len(aliases)
+        everyone.append(Description(act, theirs[:n], kinds[:n], aliases))
+        known.append(dict(zip(theirs[n:], kinds[n:], strict=True)))
     raise_refused(backend.name, everyone)
+    if all(description.act == mine.act for description in everyone):
+        facts_.check(f"{mine.act} in group {backend.name}", known, facts.cure)
     return everyone
 
 

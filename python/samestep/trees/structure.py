@@ -44,6 +44,8 @@ class Flat(NamedTuple):
     names: list[str]
     leaves: list[Any]
     rebuild: Callable[[Iterable[Any]], Any]
+    static: Sequence[tuple[str, Any]] = ()
+    """Names of containers of JAX, with what it keeps of them beside their leaves."""
 
 
 def flatten(tree: Any) -> Flat:
@@ -63,8 +65,9 @@ def flatten(tree: Any) -> Flat:
     """
     names: list[str] = []
     leaves: list[Any] = []
-    build = _visit(tree, "", names, leaves)
-    return Flat(names, leaves, lambda values: build(iter(values)))
+    static: list[tuple[str, Any]] = []
+    build = _visit(tree, "", names, leaves, static)
+    return Flat(names, leaves, lambda values: build(iter(values)), static)
 
 
 def is_plain(tree: Any) -> bool:
@@ -81,13 +84,21 @@ def _is_leaf(tree: Any) -> bool:
 
 
 def _visit(
-    tree: Any, name: str, names: list[str], leaves: list[Any], depth: int = 0
+    tree: Any,
+    name: str,
+    names: list[str],
+    leaves: list[Any],
+    static: list[tuple[str, Any]],
+    *,
+    depth: int = 0,
 ) -> Callable[[Iterator[Any]], Any]:
     node = None if _is_leaf(tree) or depth > DEEPEST else _open(tree)
     if node is None:
         names.append(name)
         leaves.append(tree)
         return next
+    if node.static:
+        static.append((name, node.static))
     builds: list[Callable[[Iterator[Any]], Any]] = []
     for key, child in zip(node.names, node.children, strict=True):
         if type(child) is np.ndarray:  # most leaves are, and a call for each would be felt
@@ -95,7 +106,7 @@ def _visit(
             leaves.append(child)
             builds.append(next)
         else:
-            builds.append(_visit(child, name + key, names, leaves, depth + 1))
+            builds.append(_visit(child, name + key, names, leaves, static, depth=depth + 1))
     return lambda values: node.rebuild([build(values) for build in builds])
 
 

@@ -99,6 +99,7 @@ class Weights(signature.Comparison):
     """
 
     def __init__(self, backend: Group, act: str) -> None:
+        super().__init__()
         self._backend = backend
         self._act = act
         self._problem = ""
@@ -109,7 +110,7 @@ class Weights(signature.Comparison):
     def same_everywhere(self, backend: Group, digest: int, timeout: float | None) -> bool:
         """With the weights in the same message."""
         while True:
-            row = np.array([digest, _REFUSES if self._problem else self._lacks_tree, 0], np.uint64)
+            row = np.array([digest ^ self.key, _REFUSES if self._problem else self._lacks_tree, 0], np.uint64)
             row.view(np.float64)[2] = self.mine
             table = np.empty((backend.size, 3), np.uint64)
             backend.allgather(row, out=table, timeout=timeout)

@@ -1,0 +1,70 @@
+"""What must be equal on all ranks, or parameters drift apart: numbers of an optimizer's state, and its settings.
+
+Learning rates of `optax.inject_hyperparams`, counts that schedules go by, random keys; and the numbers that functions
+of optax have captured, such as the learning rate of `optax.sgd(0.1)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from samestep.trees.facts import Facts, numbers_in, text_of
+from samestep.trees.identity import is_array, is_number
+
+_CURE = (
+    ", or parameters drift apart: make the optimizer alike, and its state by synchronize(backend, state) where some "
+    "ranks alone have loaded or set it"
+)
+_LIBRARY = "optax"
+_PLAIN = (str, bool, type(None))
+_DEEPEST = 20
+
+
+class StateFacts:
+    """Those of one optimizer.
+
+    Args:
+      opt: with `init` and `update`.
+    """
+
+    def __init__(self, opt: Any) -> None:
+        self._settings = [(f"the optimizer's {name}", text) for name, text in settings_of(opt.update).items()]
+
+    def of(self, state: Any, *, of_parts: bool = False) -> Facts:
+        """Of the optimizer and a state, whose arrays are all or `of_parts` that ranks divide."""
+        return numbers_in(state, "state", _CURE, of_parts=of_parts).with_texts(self._settings)
+
+
+def settings_of(update: Any) -> dict[str, str]:
+    """The numbers, texts and flags that functions of optax have captured, by where. Of other functions, which may mean
+    something else on each rank, nothing.
+    """
+    return dict(_captured(update, "", _DEEPEST))
+
+
+def _captured(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, _PLAIN) or is_number(value) or (is_array(value) and not np.shape(value)):
+        if (text := text_of(value)) is not None:
+            yield path, text
+        return
+    for name, part in _parts_of(value) if depth else ():
+        yield from _captured(part, (path + name).removeprefix("."), depth - 1)
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, functools.partial):
+        yield "", (value.func, value.args, value.keywords)
+    elif isinstance(value, types.FunctionType) and (value.__module__ or "").partition(".")[0] == _LIBRARY:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # of a cell that is still empty
+                yield f".{name}", cell.cell_contents
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
