@@ -1,6 +1,7 @@
 """optax and torch: dividing the state among ranks changes no bit, and what would is refused."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -53,6 +54,57 @@ def assert_same_bits(got, want):
         assert isinstance(a, jax.Array)
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+# ---- what takes one rank's part for all
+
+
+@pytest.mark.ranks(2, timeout=180, backends=["native"])
+@pytest.mark.parametrize("around", [None, optax.MultiSteps], ids=["alone", "within"])
+def test_parts_are_known_after_programs_copies_and_pickling(group, around):
+    params = {"w": jnp.ones((64, 2 * group.size)), "v": jnp.ones(128 * group.size)}  # parts of one shape
+    opt = ss.ShardedOptimizer(group, optax.adam(0.1))
+    opt = around(opt, 1) if around else opt
+    _, state = jax.jit(opt.update)(params, opt.init(params), params)
+    assert state is not None
+    for part in (
+        {"state": [state]},
+        pickle.loads(pickle.dumps(state)),
+        jax.tree.map(np.asarray, state),
+        jax.tree.map(lambda x: x + 0, state),
+    ):
+        for take in (
+            lambda tree: ss.synchronize(group, tree),
+            group.allreduce_tree,
+            lambda tree: ss.allreduce_gradients(group, tree, weight=1.0),
+            jax.jit(lambda tree: ss.synchronize(group, tree)),
+            jax.jit(group.allreduce_tree),
+        ):
+            kinds = (ss.InvalidArgumentError, ss.MismatchError)  # the second where a program refuses it
+            with pytest.raises(kinds, match="a part of the state of a ShardedOptimizer"):
+                jax.block_until_ready(take(part))
+    with pytest.raises(ss.InvalidArgumentError, match="a part of the state of a ShardedOptimizer"):
+        ss.TrainState(group, state=state)
+
+
+@pytest.mark.parametrize("extents", [(64, 2), (5, 2), (1,)], ids=str)
+def test_whole_states_of_the_same_optimizer_are_no_parts(group, extents):
+    params = {"w": jnp.ones((*extents[:-1], extents[-1] * group.size)), "v": jnp.ones(64)}
+    opt = ss.ShardedOptimizer(group, optax.adam(0.1))
+    state = opt.init(params)
+    whole = optax.adam(0.1).init(params)
+    like_parts = jax.tree.map(jnp.ones_like, state[0].mu)
+    assert opt.update(params, state, params)[0].keys() == params.keys()
+    ss.synchronize(group, whole)
+    group.allreduce_tree(whole)
+    gather_state(opt, state, params)
+    if group.size == 1:
+        group.allreduce_tree(state)
+    if jax.tree.map(jnp.shape, like_parts) == jax.tree.map(jnp.shape, params):
+        ss.synchronize(group, like_parts)
+
+
+# ---- optax and torch
 
 
 @pytest.mark.slow

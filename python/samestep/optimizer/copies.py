@@ -21,7 +21,7 @@ from samestep.group.group import Group
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.plan import partition_of
 from samestep.step.leaves import Flat
-from samestep.trees.divided import maker, note_part
+from samestep.trees.divided import maker, note_form, note_part
 
 
 class _Division(NamedTuple):
@@ -305,7 +305,10 @@ class _Divided:
             part, shape = self._plan.held(i), self._plan.part_shape(i)
             shape = self._plan.specs[i].shape if backend.size == 1 else shape
             leaves[k] = arrays.like_bytes(data[part.start * n : part.stop * n], leaf, shape)
-        return note_part(flat.rebuild(leaves), by=(self._opt, self._plan, None)), copy
+        part = note_part(flat.rebuild(leaves), by=(self._opt, self._plan, None))
+        if backend.size > 1 and not self._plan.is_whole():
+            note_form(self._opt, self._plan, part, self._plan.names)
+        return part, copy
 
 
 def _packed(leaf: Any, count: int) -> Flat:

@@ -53,6 +53,10 @@ class Plan(NamedTuple):
         part = self.exchange.part(i)
         return part if part or math.prod(self.specs[i].shape) == 0 else range(1)
 
+    def is_whole(self) -> bool:
+        """Whether this rank's part has the shapes of the parameters."""
+        return all(self.part_shape(i) == self.specs[i].shape for i in self.split())
+
     def part_shape(self, i: int) -> tuple[int, ...]:
         """The shape of what `held` names."""
         return part_shape(self.specs[i].shape, len(self.held(i)))

@@ -28,7 +28,7 @@ from samestep.optimizer.state_facts import StateFacts
 from samestep.step.leaves import Flat, LeafSpec
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature
-from samestep.trees.divided import note_part
+from samestep.trees.divided import note_form, note_part
 from samestep.trees.facts import NO_FACTS, Facts
 
 _ACT = "ShardedOptimizer"
@@ -94,6 +94,8 @@ class ShardedTransformation:
     def _noted(self, state: Any, plan: Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
         """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
         known = (self, plan, made_of) if self.copies > 1 else None
+        if not one and self._backend.size > 1 and not plan.is_whole():
+            note_form(self, plan, state, plan.names)
         return note_part(state, of, one=one, by=known) if known or self._backend.size > 1 else state
 
     def update(

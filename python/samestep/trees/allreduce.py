@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep import _core, arrays, trees
@@ -13,7 +13,8 @@ from samestep.group import compiled
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve, why_too_large
 from samestep.trees import compiled_trees, reducible, signature, views
-from samestep.trees.facts import NO_FACTS, Facts, static_texts
+from samestep.trees.divided import parts_in
+from samestep.trees.facts import NO_FACTS, Facts, refused_texts, static_texts
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 from samestep.trees.weights import Weights
 
@@ -48,7 +49,12 @@ def reduce_tree(
             weights.add(facts)
             tree = weights.of_tree(tree, left())
         by = weights or (signature.Comparison(facts) if facts is not NO_FACTS else signature.BY_DIGEST)
-        fast, compared = signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
+        divided = parts_in(tree)
+        fast, compared = (
+            (None, False)
+            if divided
+            else signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
+        )
         if fast is not None and not fast.on_device:
             if weights is None:
                 fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
@@ -66,6 +72,7 @@ def reduce_tree(
             by, facts = by if weights else signature.Comparison(facts), facts.with_texts(static)
             by.add(Facts(tuple(static)))
         if compiled.is_traced(flat.leaves):
+            facts = facts.with_texts(refused_texts(flat, divided, backend.rank))
             if weights is not None:
                 weights.refuse(f"{act}: weight is not available in functions compiled by JAX", left())
             code, factor = resolve(op)
@@ -74,7 +81,17 @@ def reduce_tree(
             return compiled_trees.call(
                 backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left(), facts=facts
             )
-        reduced = _reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared, by=by)
+        reduced = _reduce(
+            backend,
+            flat.names,
+            flat.leaves,
+            op,
+            act=act,
+            left=left,
+            compared=compared,
+            by=by,
+            divided=divided,
+        )
         return flat.rebuild(reduced)
 
 
@@ -98,13 +115,14 @@ def _reduce(
     left: Timer,
     compared: bool,
     by: signature.Comparison,
+    divided: Mapping[int, str],
 ) -> list[Any]:
     weights = by if isinstance(by, Weights) else None
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = views.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     refused = _overflows(leaves, numbers, op, backend.size) if weights is None else weights.refusals(infos)
-    if refused:
+    if refused := {**refused, **divided}:
         kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)

@@ -18,7 +18,7 @@ from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.trees import compiled_trees, reducible, scalars, signature, views
 from samestep.trees.divided import refusals
-from samestep.trees.facts import Facts, static_texts
+from samestep.trees.facts import Facts, refused_texts, static_texts
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_array, is_number, parts_of
 
@@ -94,6 +94,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     flat = trees.flatten(tree)
     facts = Facts(tuple(static_texts(flat)))
     if compiled.is_traced(flat.leaves):
+        facts = facts.with_texts(refused_texts(flat, divided, backend.rank))
         return compiled_trees.call(
             backend, flat, is_number, "bcast", act, root=root, timeout=left(), facts=facts
         )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from samestep import arrays
 from samestep._util.loaded import is_a
-from samestep.trees.structure import flatten
+from samestep.trees.structure import Flat, flatten
 
-__all__ = ["maker", "note_part", "refusals", "why_divided"]
+__all__ = ["maker", "note_form", "note_part", "parts_in", "refusals", "why_divided"]
 
 _parts: dict[int, tuple[weakref.ref[Any], Any]] = {}
 """Of states of a `ShardedOptimizer`, by the id of an array, as long as it exists; with `by` of `note_part`."""
+_Form = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of each leaf."""
+_forms: weakref.WeakKeyDictionary[Any, dict[_Form, Any]] = weakref.WeakKeyDictionary()
+"""Of states of optimizers that are alive, with `plan` of `note_form`: programs of JAX return new arrays, which
+`_parts` does not have."""
 _OF_STATE = (
     "a part of the state of a ShardedOptimizer, of which each rank holds another; exchange the whole: "
     "shard_state(opt, synchronize(backend, gather_state(opt, state, params)), params); a TrainState needs copies=2"
@@ -45,13 +50,44 @@ def _note(leaf: Any, key: int, by: Any) -> None:
     _parts[key] = weakref.ref(leaf, lambda _: _parts.pop(key, None)), by
 
 
+def note_form(by: Any, plan: Any, state: Any, like: Sequence[str]) -> None:
+    """Know states of the form of this one, a part that `by` has made, as such; `like`: names of parameters.
+
+    A tree that looks like the parameters has no form of its own.
+    """
+    flat = flatten(state)
+    if flat.names != list(like) and flat.names != [""]:
+        _forms.setdefault(by, {})[_form_of(flat)] = plan
+
+
+def _form_of(flat: Flat) -> _Form:
+    shapes = (getattr(leaf, "shape", ()) for leaf in flat.leaves)
+    return tuple((name, shape) for name, shape in zip(flat.names, map(tuple, shapes), strict=True))
+
+
+def _find_forms(flat: Flat) -> Iterator[tuple[range, Any, Any]]:
+    """Leaves that have the form of a state, with `by` and `plan` of `note_form`."""
+    leaves = _form_of(flat) if _forms else ()
+    for by, forms in list(_forms.items()):
+        for form, plan in forms.items():
+            first, n = form[0], len(form)
+            for i in range(len(leaves) - n + 1):
+                if leaves[i][1] == first[1] and leaves[i][0].endswith(first[0]):
+                    prefix = leaves[i][0].removesuffix(first[0])
+                    if all(leaves[i + k] == (prefix + name, shape) for k, (name, shape) in enumerate(form)):
+                        yield range(i, i + n), by, plan
+
+
 def maker(tree: Any) -> Any:
-    """What `note_part` was told of a part in `tree`; None: nothing."""
-    for leaf in flatten(tree).leaves if _parts else ():
+    """What `note_part` was told of a part in `tree`, or `by` and `plan` of `note_form`, and None; None: nothing."""
+    if not _parts and not _forms:
+        return None
+    flat = flatten(tree)
+    for leaf in flat.leaves:
         part, by = _parts.get(id(leaf), (None, None))
         if part is not None and part() is leaf and by is not None:
             return by
-    return None
+    return next(((by, plan, None) for _, by, plan in _find_forms(flat) if by.copies > 1), None)
 
 
 def why_divided(of: Any, viewed: Collection[int] = ()) -> str:
@@ -84,15 +120,28 @@ def viewed_by_fsdp() -> set[int]:
     return {id(parameter) for module in modules for parameter in module.parameters()}
 
 
+def parts_in(tree: Any) -> dict[int, str]:
+    """Why leaves of `tree` are no whole states of optimizers, by index."""
+    return _parts_in(flatten(tree)) if _parts or _forms else {}
+
+
+def _parts_in(flat: Flat) -> dict[int, str]:
+    found = {}
+    for i, leaf in enumerate(flat.leaves) if _parts else ():
+        part, _ = _parts.get(id(leaf), (None, None))
+        if part is not None and part() is leaf:
+            found[i] = _OF_STATE
+    for leaves, _, _ in _find_forms(flat):
+        found |= {i: _OF_STATE for i in leaves if getattr(flat.leaves[i], "shape", ())}
+    return found
+
+
 def refusals(tree: Any) -> dict[int, str]:
     """Why no other rank's values may take the place of leaves of `tree`, by index."""
-    if not _parts and not any(module in sys.modules for module, _ in _BY_TORCH):
+    if not _parts and not _forms and not any(module in sys.modules for module, _ in _BY_TORCH):
         return {}
-    found, viewed = {}, viewed_by_fsdp()
-    for i, leaf in enumerate(flatten(tree).leaves):
-        part, _ = _parts.get(id(leaf), (None, None))
-        if why := _OF_STATE if part is not None and part() is leaf else why_divided(leaf, viewed):
-            found[i] = why
+    flat, viewed = flatten(tree), viewed_by_fsdp()
+    found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))} | _parts_in(flat)
     parameters = (p for group in getattr(tree, "param_groups", ()) for p in group["params"])
     within = tree.modules() if is_a(tree, "torch.nn", "Module") else parameters
     if why := next(filter(None, (why_divided(one, viewed) for one in within)), ""):

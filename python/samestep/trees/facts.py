@@ -81,6 +81,11 @@ def static_texts(flat: Flat) -> list[tuple[str, str]]:
     return [(f"static data of {name or 'the top'}", _known_text(static)) for name, static in flat.static]
 
 
+def refused_texts(flat: Flat, refusals: Mapping[int, str], rank: int) -> list[tuple[str, str]]:
+    """Facts that are equal nowhere, for a program in which `rank` refuses leaves: all ranks then raise when it runs."""
+    return [(f"leaf {flat.names[i]}", f"(on rank {rank}) {why}") for i, why in sorted(refusals.items())[:1]]
+
+
 def _known_text(value: Any, depth: int = 10) -> str:
     kind = type(value)
     if kind in _ATOMS:
