@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import samestep as ss
 from samestep import trees
 
 jax = pytest.importorskip("jax")
@@ -43,3 +44,39 @@ def test_the_state_of_optax():
     flat = trees.flatten(state)
     assert flat.names == ["[0].count", "[0].mu['w']", "[0].nu['w']"]
     assert jax.tree.structure(flat.rebuild(flat.leaves)) == jax.tree.structure(state)
+
+
+@pytest.mark.ranks(3, backends=["native"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_random_keys_of_other_generators_are_refused(group, compiled):
+    def take(key):
+        return ss.synchronize(group, {"key": key})["key"]
+
+    take = jax.jit(take) if compiled else take
+    same = take(jax.random.key(group.rank, impl="rbg"))
+    np.testing.assert_array_equal(jax.random.key_data(same), np.zeros(4))
+    is_last = group.rank == group.size - 1
+    with pytest.raises(ss.MismatchError, match=r"is .*rbg.* on ranks 0, 1 and .*(unsafe_|u)rbg.* on rank 2"):
+        take(jax.random.key(0, impl="unsafe_rbg" if is_last else "rbg"))
+
+
+@pytest.mark.ranks(1, 3, backends=["native"])
+@pytest.mark.parametrize(
+    "value", [np.array([0, 2**40]), np.int64(-(2**40)), 2**40, np.array([1e300]), np.uint64(2**63)], ids=repr
+)
+def test_constants_that_a_program_would_cut_are_refused_on_all_ranks(group, value):
+    small = type(value)(1) if not isinstance(value, np.ndarray) else np.ones_like(value)
+    is_last = group.rank == group.size - 1
+
+    def reduced(tree):
+        return jax.jit(lambda x: group.allreduce_tree({**tree, "x": x}))(np.ones(2, "f4"))
+
+    np.testing.assert_array_equal(
+        reduced({"c": small, "f": np.array([0.1, np.inf])})["c"], small * group.size
+    )
+    with pytest.raises(
+        ss.InvalidArgumentError, match=r"leaf \['c'\].* does not fit .*, to which jit cuts it"
+    ):
+        reduced({"c": value if is_last else small})
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['c'\].* does not fit"):
+        jax.jit(lambda x: ss.synchronize(group, {"c": value if is_last else small, "x": x}))(np.ones(2, "f4"))

@@ -30,7 +30,10 @@ def expand_jax(tree: Any) -> Node | None:
     if isinstance(tree, jax.Array) and jax.dtypes.issubdtype(tree.dtype, jax.dtypes.prng_key):
         kind = jax.random.key_impl(tree)
         return Node(
-            [KEY_DATA], [jax.random.key_data(tree)], lambda v: jax.random.wrap_key_data(v[0], impl=kind)
+            [KEY_DATA],
+            [jax.random.key_data(tree)],
+            lambda v: jax.random.wrap_key_data(v[0], impl=kind),
+            str(kind),
         )
     if jax.tree_util.all_leaves([tree]):
         return None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from samestep import arrays
+from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.compiled_collective import Collective
 from samestep.group.group import Group
 from samestep.trees import Flat, signature
-from samestep.trees.facts import NO_FACTS, Facts, text_of_bytes
+from samestep.trees.facts import NO_FACTS, Facts, refused_texts, text_of_bytes
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_flag, passes
 from samestep.trees.reducible import flag_text
@@ -50,6 +53,15 @@ def call(
         and (arrays.is_jax(leaf) or is_number(leaf) or (arrays.is_array(leaf) and not passes(leaf)))
     ]
     if moved:
+        leaves = [flat.leaves[i] for i in moved]
+        facts = facts.with_texts(
+            [(f"leaf {flat.names[i]}", kind) for i in moved if (kind := _key_kind(results[i]))]
+        )
+        if cut := {i: why for i in moved if (why := _why_cut(results[i]))}:
+            leaves = [np.zeros(np.shape(flat.leaves[i])) if i in cut else flat.leaves[i] for i in moved]
+            facts = facts.with_texts(refused_texts(flat, cut, backend.rank))
+            if backend.size == 1:
+                raise InvalidArgumentError(f"{act}: leaf {flat.names[min(cut)]} is {cut[min(cut)]}")
         collective = Collective(
             compiled.group_of(backend),
             verb,
@@ -67,10 +79,35 @@ def call(
             explain=_explain,
             **details,
         )
-        made = compiled.call(collective, [*(flat.leaves[i] for i in moved), *(x for _, x in facts.traced)])
+        made = compiled.call(collective, [*leaves, *(x for _, x in facts.traced)])
         for i, value in zip(moved, made, strict=True):
             results[i] = value
     return flat.rebuild(results)
+
+
+def _key_kind(leaf: Any) -> str:
+    """The type of a random key, whose bits mean nothing to another generator; "" for all else."""
+    text = str(getattr(leaf, "dtype", ""))
+    return text if text.startswith("key<") else ""
+
+
+def _why_cut(leaf: Any) -> str:
+    """Why a program cannot take a constant: JAX, unless 64 bits are enabled, would cut it; "" if it can."""
+    from jax import dtypes
+
+    if compiled.is_traced([leaf]) or _key_kind(leaf):
+        return ""
+    value = np.asarray(leaf)
+    if value.dtype.kind not in "iufcO" or (kind := dtypes.canonicalize_dtype(value.dtype)) == value.dtype:
+        return ""
+    with np.errstate(all="ignore"):
+        taken = value.astype(kind)
+    if value.dtype.kind in "iu":
+        is_right = np.array_equal(taken, value)
+    else:
+        is_right = value.dtype.kind in "fc" and np.array_equal(np.isfinite(taken), np.isfinite(value))
+    cure = "to which jit cuts it; enable 64 bits (jax_enable_x64), or call outside"
+    return "" if is_right else f"{value.dtype} that does not fit {kind}, {cure}"
 
 
 def _explain(

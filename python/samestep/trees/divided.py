@@ -56,7 +56,7 @@ def note_form(by: Any, plan: Any, state: Any, like: Sequence[str]) -> None:
     A tree that looks like the parameters has no form of its own.
     """
     flat = flatten(state)
-    if flat.names != list(like) and flat.names != [""]:
+    if flat.names not in (list(like), [""]) and any(getattr(leaf, "shape", ()) for leaf in flat.leaves):
         _forms.setdefault(by, {})[_form_of(flat)] = plan
 
 

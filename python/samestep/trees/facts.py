@@ -12,13 +12,14 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.dtypes import numpy_dtype
 from samestep._util.text import by_rank
-from samestep.errors import MismatchError
+from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
 from samestep.trees.adapters import expand_jax
 from samestep.trees.identity import identity_of, is_array, is_number
 from samestep.trees.structure import Flat, flatten
 
 _MOST_WHOLE = 16  # elements of an array of whole numbers, such as counters and random keys
+_REFUSED = "refused on rank "
 _PLAIN = (str, bool, type(None))
 _ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
 _WHOLE = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -83,7 +84,7 @@ def static_texts(flat: Flat) -> list[tuple[str, str]]:
 
 def refused_texts(flat: Flat, refusals: Mapping[int, str], rank: int) -> list[tuple[str, str]]:
     """Facts that are equal nowhere, for a program in which `rank` refuses leaves: all ranks then raise when it runs."""
-    return [(f"leaf {flat.names[i]}", f"(on rank {rank}) {why}") for i, why in sorted(refusals.items())[:1]]
+    return [(f"leaf {flat.names[i]}", f"{_REFUSED}{rank}: {why}") for i, why in sorted(refusals.items())[:1]]
 
 
 def _known_text(value: Any, depth: int = 10) -> str:
@@ -135,8 +136,12 @@ def text_of_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def check(where: str, everyone: Sequence[Mapping[str, str]], cure: str) -> None:
-    """Raise MismatchError, the same on every rank, for the first name whose texts differ between ranks."""
+    """Raise MismatchError, the same on every rank, for the first name whose texts differ between ranks; or
+    InvalidArgumentError for what a rank refuses.
+    """
     for name in dict.fromkeys(name for mine in everyone for name in mine):
         texts = [mine.get(name, "missing") for mine in everyone]
+        if refused := [text for text in texts if text.startswith(_REFUSED)]:
+            raise InvalidArgumentError(f"{where}: {name} on rank {refused[0].removeprefix(_REFUSED)}")
         if len(set(texts)) > 1:
             raise MismatchError(f"{where}: {name} is {by_rank(texts)}; it must be equal on all ranks{cure}")
