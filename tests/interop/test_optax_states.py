@@ -128,3 +128,18 @@ def test_the_state_of_other_pairs_is_compared(group, weight):
     state["rate"] = of_rank(group, 0.25, 0.5)
     with pytest.raises(ss.MismatchError, match=r"state\['rate'\] is 0.25 on ranks 0, 1 and 0.5 on rank 2"):
         opt.update(grads, state, weight=weight)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int8"])
+def test_gradients_that_should_be_equal_already_are_compared(group, dtype):
+    opt = ss.ShardedOptimizer(group, optax.sgd(1.0), op=None)
+    params = {"w": jnp.ones((30, 11), dtype), "b": jnp.ones(3, dtype)}
+    state = opt.init(params)
+    for update in (opt.update, jax.jit(opt.update)):
+        updates, _ = update(params, state, params)
+        np.testing.assert_array_equal(updates["b"].astype("complex64"), np.full(3, -1))
+        other = {**params, "b": params["b"].at[2].set(of_rank(group, 1, 2))}
+        with pytest.raises(
+            ss.MismatchError, match=r"with op=None the gradient \['b'\] is .* on ranks 0, 1 and"
+        ):
+            jax.block_until_ready(update(other, state, params))

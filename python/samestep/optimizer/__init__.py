@@ -163,7 +163,7 @@ def ShardedOptimizer(
       backend: the group whose ranks train together.
       opt: the optimizer.
       op: how gradients are combined; None where they are the same on all ranks already, e.g. the mean of an
-        `Accumulator`.
+        `Accumulator`. A difference of their bits is a MismatchError on all ranks (not compared for torch).
       shards: torch only: as for `DistributedOptimizer`, with its `opt.shard` and the bits of any number of ranks.
       elementwise: True says that `opt` works element by element, without a trial. If it does not, ranks stay equal but
         the updates are not those of the unsharded optimizer.

@@ -24,7 +24,7 @@ from samestep.optimizer.plan import (
     tree_specs,
 )
 from samestep.optimizer.probe import part_shape
-from samestep.optimizer.state_facts import StateFacts
+from samestep.optimizer.state_facts import StateFacts, with_bits
 from samestep.step.leaves import Flat, LeafSpec
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature
@@ -115,6 +115,8 @@ class ShardedTransformation:
                 f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
             )
         facts = self._facts.of(state, of_parts=True) if self._backend.size > 1 else NO_FACTS
+        if self._backend.size > 1 and self._op is None:
+            facts = with_bits(facts, grads, "with op=None the gradient")
         by_all = bool(extra) or weight is not None or self._op is None or self._backend.size == 1
         if by_all:
             grads, extra = reduce_all(

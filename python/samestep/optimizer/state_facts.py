@@ -14,6 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from samestep import arrays
+from samestep.group import compiled
+from samestep.step.state_hash import leaf_hash
+from samestep.trees import flatten
 from samestep.trees.facts import Facts, numbers_in, text_of
 from samestep.trees.identity import is_array, is_number
 
@@ -39,6 +43,30 @@ class StateFacts:
     def of(self, state: Any, *, of_parts: bool = False) -> Facts:
         """Of the optimizer and a state, whose arrays are all or `of_parts` that ranks divide."""
         return numbers_in(state, "state", _CURE, of_parts=of_parts).with_texts(self._settings)
+
+
+def with_bits(facts: Facts, tree: Any, what: str) -> Facts:
+    """`facts`, and what tells arrays from others: a hash, or where JAX traces the sum of their bits."""
+    flat = flatten(tree)
+    texts, traced = [], []
+    for name, leaf in zip(flat.names, flat.leaves, strict=True):
+        if compiled.is_traced([leaf]):
+            traced.append((f"{what} {name}", _sum_of_bits(leaf)))
+        elif is_array(leaf):
+            texts.append((f"{what} {name}", f"an array of hash {leaf_hash(leaf, arrays.info(leaf)).hex()}"))
+        else:
+            texts.append((f"{what} {name}", repr(leaf) if is_number(leaf) else type(leaf).__name__))
+    return facts.with_texts(texts)._replace(traced=(*facts.traced, *traced))
+
+
+def _sum_of_bits(x: Any) -> Any:
+    from jax import lax
+    from jax import numpy as jnp
+
+    if x.dtype.kind == "c":
+        x = jnp.stack([x.real, x.imag])
+    x = x.astype("uint8") if x.dtype == bool else x
+    return lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}").sum(dtype="uint32")
 
 
 def settings_of(update: Any) -> dict[str, str]:
