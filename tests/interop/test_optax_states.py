@@ -1,5 +1,7 @@
 """Optimizers of optax whose rates, counts or keys differ between ranks: refused on all of them, eager and compiled."""
 
+import dataclasses
+import functools
 import re
 
 import numpy as np
@@ -66,7 +68,7 @@ def test_what_differs_is_named_on_all_ranks(group, case, wrap):
     opt, state = prepared(group, case, wrap)
     for update in (opt.update, jax.jit(opt.update)):
         with pytest.raises(ss.MismatchError, match=re.escape(CASES[case])):
-            jax.block_until_ready(update(PARAMS, state, PARAMS))
+            jax.block_until_ready(update(PARAMS, state=state, params=PARAMS))
 
 
 def test_a_state_that_was_synchronized_is_taken_by_the_same_program(group):
@@ -118,6 +120,35 @@ class Momentum:
     def update(self, grads, state, params=None):
         v = state["v"] + grads["b"]
         return {"b": -state["rate"] * v}, {**state, "v": v}
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["v"], meta_fields=["rate"])
+@dataclasses.dataclass
+class WithRate:
+    v: object
+    rate: float
+
+
+class OfRecords:
+    """With a rate that JAX does not see as a leaf."""
+
+    def init(self, params):
+        return WithRate(jax.tree.map(jnp.zeros_like, params), 0.25)
+
+    def update(self, grads, state, params=None):
+        return jax.tree.map(lambda g: -state.rate * g, grads), state
+
+
+@pytest.mark.parametrize("wrap", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_static_data_of_the_state_is_compared(group, wrap):
+    opt = wrap(group, OfRecords())
+    state = opt.init(PARAMS)
+    other = dataclasses.replace(state, rate=of_rank(group, 0.25, 0.5))
+    for update in (opt.update, jax.jit(opt.update)):
+        np.testing.assert_array_equal(update(PARAMS, state, PARAMS)[0]["b"], [-0.25])
+        named = r"static data of state is .*0.25.* on ranks 0, 1 and .*0.5.* on rank 2"
+        with pytest.raises(ss.MismatchError, match=named):
+            jax.block_until_ready(update(PARAMS, other, PARAMS))
 
 
 @pytest.mark.parametrize("weight", [None, 2.0])

@@ -43,7 +43,8 @@ class DistributedTransformation:
         if self._verifier is not None:
             kept = {name: value for name, value in kwargs.items() if name in KEPT}
             self._verifier.before_step({"args": args[:2], "kwargs": kept})
-        facts = self._facts.of(args[0]) if args and self._backend.size > 1 else NO_FACTS
+        state = args[0] if args else kwargs.get("state")
+        facts = self._facts.of(state) if self._backend.size > 1 else NO_FACTS
         by_position = {f"argument {i}": value for i, value in enumerate(args[2:], 4)}
         grads, extra = reduce_all(
             self._backend,

@@ -83,11 +83,18 @@ def maker(tree: Any) -> Any:
     if not _parts and not _forms:
         return None
     flat = flatten(tree)
-    for leaf in flat.leaves:
+    if noted := [by for _, by in _noted_in(flat)]:
+        return next(filter(None, noted), None)
+    found = [(by, plan, None) for _, by, plan in _find_forms(flat)]
+    return found[-1] if found and all(by.copies > 1 for by, *_ in found) else None
+
+
+def _noted_in(flat: Flat) -> Iterator[tuple[int, Any]]:
+    """Indices of leaves that `note_part` was told of, with `by`."""
+    for i, leaf in enumerate(flat.leaves) if _parts else ():
         part, by = _parts.get(id(leaf), (None, None))
-        if part is not None and part() is leaf and by is not None:
-            return by
-    return next(((by, plan, None) for _, by, plan in _find_forms(flat) if by.copies > 1), None)
+        if part is not None and part() is leaf:
+            yield i, by
 
 
 def why_divided(of: Any, viewed: Collection[int] = ()) -> str:
@@ -126,11 +133,7 @@ def parts_in(tree: Any) -> dict[int, str]:
 
 
 def _parts_in(flat: Flat) -> dict[int, str]:
-    found = {}
-    for i, leaf in enumerate(flat.leaves) if _parts else ():
-        part, _ = _parts.get(id(leaf), (None, None))
-        if part is not None and part() is leaf:
-            found[i] = _OF_STATE
+    found = {i: _OF_STATE for i, _ in _noted_in(flat)}
     for leaves, _, _ in _find_forms(flat):
         found |= {i: _OF_STATE for i in leaves if getattr(flat.leaves[i], "shape", ())}
     return found

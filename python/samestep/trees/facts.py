@@ -60,7 +60,7 @@ def numbers_in(tree: Any, prefix: str, cure: str, *, of_parts: bool = False) -> 
       (("state['count']", '3'),)
     """
     flat = flatten(tree)
-    texts, traced = [], []
+    texts, traced = static_texts(flat, prefix), []
     for name, leaf in zip(flat.names, flat.leaves, strict=True):
         shape = getattr(leaf, "shape", ())
         if shape and isinstance(shape, tuple) and (of_parts or math.prod(shape) > _MOST_WHOLE):
@@ -77,9 +77,11 @@ def numbers_in(tree: Any, prefix: str, cure: str, *, of_parts: bool = False) -> 
     return Facts(tuple(texts), tuple(traced), cure)
 
 
-def static_texts(flat: Flat) -> list[tuple[str, str]]:
+def static_texts(flat: Flat, prefix: str = "") -> list[tuple[str, str]]:
     """What JAX keeps of the containers of a tree beside their leaves, as far as it means the same in every process."""
-    return [(f"static data of {name or 'the top'}", _known_text(static)) for name, static in flat.static]
+    return [
+        (f"static data of {prefix + name or 'the top'}", _known_text(static)) for name, static in flat.static
+    ]
 
 
 def refused_texts(flat: Flat, refusals: Mapping[int, str], rank: int) -> list[tuple[str, str]]:
