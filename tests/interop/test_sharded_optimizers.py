@@ -86,6 +86,16 @@ def test_parts_are_known_after_programs_copies_and_pickling(group, around):
         ss.TrainState(group, state=state)
 
 
+@pytest.mark.ranks(1, 2, timeout=180, backends=["native"])
+def test_a_training_state_takes_what_a_program_has_returned(group):
+    params = {"w": jnp.ones((64, 2 * group.size)), "b": jnp.ones(1)}
+    opt = ss.ShardedOptimizer(group, optax.adam(0.1), copies=2)
+    _, state = jax.jit(opt.update)(params, opt.init(params), params)
+    whole = gather_state(opt, state, params)
+    kept = ss.TrainState(group, state=state).state_dict()["parts"]["state"]
+    assert_same_bits(jax.tree.leaves(kept), jax.tree.leaves(whole))
+
+
 @pytest.mark.ranks(2, timeout=180, backends=["native"])
 def test_a_state_without_arrays_is_no_part(group):
     opt = ss.ShardedOptimizer(group, optax.sgd(optax.constant_schedule(0.1)))
