@@ -16,6 +16,7 @@ import numpy as np
 
 from samestep import _core
 from samestep.arrays import is_jax
+from samestep.arrays.pickling import dumps
 from samestep.data.steps import Shard
 from samestep.errors import MismatchError
 from samestep.group import compiled
@@ -56,7 +57,7 @@ class Step:
         self._before = dict(state._parts)
         self._leaves = _leaves_of_jax(state._parts)
         self._n_calls = _core.n_compiled_calls()
-        self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
+        self._copy = dumps(state._values(), for_others=False) if state._undo else b""
         self._copies = state._copies.held()
         self._block = Together(state._backend, None)
         self._block.audited = self._audited

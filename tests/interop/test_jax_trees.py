@@ -80,3 +80,25 @@ def test_constants_that_a_program_would_cut_are_refused_on_all_ranks(group, valu
         reduced({"c": value if is_last else small})
     with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['c'\].* does not fit"):
         jax.jit(lambda x: ss.synchronize(group, {"c": value if is_last else small, "x": x}))(np.ones(2, "f4"))
+
+
+@pytest.mark.ranks(1, 3, backends=["native"])
+def test_arrays_of_64_bits_are_sent_in_objects_as_they_are(group):
+    made = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with made(True):
+        mine = jax.numpy.asarray(np.array([2**40 + group.rank]))
+        exact = jax.numpy.asarray(np.array([1 / 3]))
+    last = group.size - 1
+    got = group.bcast_object({"n": [mine], "x": (exact, None)}, root=last)
+    assert got["n"][0].dtype == np.int64
+    np.testing.assert_array_equal(np.asarray(got["n"][0]), [2**40 + last])
+    np.testing.assert_array_equal(np.asarray(got["x"][0]), [1 / 3])
+    np.testing.assert_array_equal(
+        [int(np.asarray(n)[0]) for n in group.allgather_object(mine)], 2**40 + np.arange(group.size)
+    )
+    state = ss.TrainState(group, n=mine, undo=True)
+    for step in state.steps(steps=1):
+        with pytest.raises(ss.StepError), step:
+            raise ZeroDivisionError
+        break
+    np.testing.assert_array_equal(np.asarray(state.n), [2**40])
