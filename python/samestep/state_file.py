@@ -17,6 +17,7 @@ import numpy as np
 from samestep import arrays, trees
 from samestep._util.loaded import is_a
 from samestep.errors import MismatchError
+from samestep.trees.adapters import KEY_DATA
 
 _ABOUT = "about.json"
 _PLAIN = (type(None), bool, int, float, str)  # as JSON has them; other scalars keep their class as arrays
@@ -109,8 +110,9 @@ def _add(members: dict[str, np.ndarray[Any, Any]], part: str, value: Any) -> lis
         if type(leaf) in _PLAIN:
             about.append([name, leaf])
             continue
-        about.append([name])
         members[f"{part}/{i}"] = array = _by_torch(leaf) if is_tensor else np.asarray(leaf)
+        kind = _kind(flat, i, array)
+        about.append([name, None, kind] if kind else [name])
         if array.dtype.hasobject:
             raise ValueError(f"{part}{name} is a {type(leaf).__name__}, which is neither array nor number")
     return about
@@ -125,16 +127,26 @@ def _found(members: Any, part: str, about: list[Any] | None, like: Any) -> Any:
         raise MismatchError(f"part {part} of the file has the leaves {names}, not {list(flat.names)}")
     return flat.rebuild(
         [
-            value[0] if value else _leaf(members[f"{part}/{i}"], leaf)
-            for i, ((_, *value), leaf) in enumerate(zip(about, flat.leaves, strict=True))
+            value[0] if len(value) == 1 else _leaf(members[f"{part}/{i}"], flat, i, *value[1:])
+            for i, (_, *value) in enumerate(about)
         ]
     )
 
 
-def _leaf(saved: np.ndarray[Any, Any], like: Any) -> Any:
+def _kind(flat: trees.Flat, i: int, array: np.ndarray[Any, Any]) -> str:
+    """What NumPy's files do not tell: the generator of a random key of JAX, and types of a library's own."""
+    if (name := flat.names[i]).endswith(KEY_DATA):
+        return f"a key of {dict(flat.static).get(name.removesuffix(KEY_DATA))}"
+    return array.dtype.name if array.dtype.kind == "V" and array.dtype.names is None else ""
+
+
+def _leaf(saved: np.ndarray[Any, Any], flat: trees.Flat, i: int, kind: str = "") -> Any:
+    like = flat.leaves[i]
     if is_a(like, "torch", "Tensor"):
         return _read_by_torch(saved)
     dtype = np.asarray(like).dtype
+    if kind and kind != (now := _kind(flat, i, np.asarray(like))):  # older files have none
+        raise MismatchError(f"the file has {kind}, not {now or dtype}")
     if saved.dtype.kind == "V" == dtype.kind:  # of a library's own, as bfloat16
         saved = saved.view(dtype)
     if not arrays.is_array(like) and saved.dtype.kind != "V":  # which may have become an array

@@ -169,3 +169,23 @@ def test_another_program_is_refused(tmp_path, parts):
     state_file.write(path, state(p=np.ones(2)))
     with pytest.raises(ss.MismatchError):
         state_file.read(path, parts)
+
+
+def test_types_that_numpy_does_not_tell_apart_are_compared(tmp_path):
+    jax = pytest.importorskip("jax")
+    path = str(tmp_path / "state")
+
+    def of(dtype):
+        return {"x": jax.numpy.full(3, 2, dtype)}
+
+    def key(kind):
+        return [jax.random.key(5, impl=kind)]
+
+    for make, kinds in (of, ["float8_e4m3fn", "float8_e4m3b11fnuz", "int4"]), (key, ["rbg", "unsafe_rbg"]):
+        for kind in kinds:
+            state_file.write(path, state(p=make(kind)))
+            (got,) = jax.tree.leaves(state_file.read(path, {"p": make(kind)})["parts"]["p"])
+            assert str(got.dtype) == str(jax.tree.leaves(make(kind))[0].dtype)
+            for other in set(kinds) - {kind}:
+                with pytest.raises(ss.MismatchError, match=f"the file has .*{kind}, not .*{other}"):
+                    state_file.read(path, {"p": make(other)})
