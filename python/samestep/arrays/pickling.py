@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.arrays.describe import is_jax, keeping_dtype
+from samestep.arrays.of_jax import is_jax, keeping_dtype
 
 _LONG = ("int64", "uint64", "float64", "complex128")
 

@@ -29,9 +29,7 @@ def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
         elif not _core.is_captured(target):
             raise UnavailableError("wait: the operation is part of a graph; wait inside of the capture")
 
-    return Enqueued(
-        inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream, [target]
-    )
+    return Enqueued(inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream, [target])
 
 
 class CollectiveMethods(MethodSupport):

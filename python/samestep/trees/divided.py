@@ -144,7 +144,9 @@ def refusals(tree: Any) -> dict[int, str]:
     if not _parts and not _forms and not any(module in sys.modules for module, _ in _BY_TORCH):
         return {}
     flat, viewed = flatten(tree), viewed_by_fsdp()
-    found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))} | _parts_in(flat)
+    found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))} | _parts_in(
+        flat
+    )
     parameters = (p for group in getattr(tree, "param_groups", ()) for p in group["params"])
     within = tree.modules() if is_a(tree, "torch.nn", "Module") else parameters
     if why := next(filter(None, (why_divided(one, viewed) for one in within)), ""):
