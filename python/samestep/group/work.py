@@ -32,7 +32,8 @@ class Work(Generic[_T]):
     """A pending operation, as every `i...` method returns it.
 
     Any number of operations may be pending, and they may be waited for in any order; waiting for one makes progress
-    on all. A `Work` that is garbage-collected first waits for its operation.
+    on all. A `Work` that is garbage-collected first waits for its operation, and so does another operation on the same
+    arrays, unless both only read them.
 
     `await work` works in coroutines. If the await is cancelled, as by `asyncio.wait_for`, a receive is cancelled: its
     array is undefined, and the next receive gets the message, even one that has just arrived. Other operations go on,
