@@ -97,7 +97,11 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   /// Drops the arrays that were kept, where nobody uses them any more.
   static void release_kept();
   /// To be called without the GIL: the operation may ask a device's runtime.
-  bool give_back() { return work_->give_back(); }
+  bool give_back() {
+    const bool given_back = work_->give_back();
+    if (given_back) forget_uses();  // the next receive may be one into the same array
+    return given_back;
+  }
   bool cancel() {
     const std::lock_guard lock(cancelling_);
     cancelled_ = cancelled_ || work_->cancel();

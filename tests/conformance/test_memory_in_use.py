@@ -202,6 +202,39 @@ def test_the_edges_of_a_grid_with_one_corner_each(group):
     assert_same(grid, want)
 
 
+@pytest.mark.parametrize("count", [3, 100_000])
+class TestReaders:
+    """Calls that read a tree see what an operation in progress writes there."""
+
+    def test_accumulator(self, group, count):
+        x, mean = of_rank(group, contiguous, count), ss.Accumulator(group)
+        work = group.iallreduce(x)
+        mean.add({"x": x})
+        found = mean.mean()["x"]
+        work.wait()
+        assert_same(found, filled(x, total(group)))
+
+    def test_same(self, group, count):
+        x = of_rank(group, contiguous, count)
+        work = group.iallreduce(x)
+        assert len(group.same({"x": x})) == 32
+        work.wait()
+
+
+@pytest.mark.parametrize("count", [4, LONG])
+def test_a_receive_that_is_given_back_frees_its_array(group, count):
+    """As a cancelled `await` does: the same array may be received into again, whatever has arrived of the message."""
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x, y = np.empty(count), np.full(count, float(group.rank))
+    first = group.irecv(x, left)
+    sent = group.isend(y, right)
+    group.barrier()
+    assert first._inner.give_back()
+    group.irecv(x, left).wait()
+    sent.wait()
+    assert_same(x, filled(x, left))
+
+
 def test_nothing_is_left_behind(group):
     x = np.ones(5)
     for _ in range(3):
