@@ -266,3 +266,10 @@ def test_types_that_no_collective_takes_are_named_in_compiled_functions(group, v
 def test_synchronize_says_why_an_array_of_jax_cannot_be_sent(group):
     with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['q'\].* no DLPack equivalent"):
         ss.synchronize(group, {"q": jnp.ones(2, jnp.int4)})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_gradient_of_a_mean_of_half_types_is_the_mean_of_gradients(group, dtype):
+    mine = jnp.asarray(np.random.default_rng(group.rank).uniform(30000, 50000, 100), dtype)
+    gradient = jax.jit(jax.grad(lambda x: jnp.vdot(group.allreduce(x, "avg"), mine)))(jnp.zeros(100, dtype))
+    np.testing.assert_array_equal(gradient.astype("f4"), group.allreduce(mine, "avg").astype("f4"))

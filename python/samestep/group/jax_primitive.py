@@ -191,13 +191,14 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collective: Collect
 def _transpose(cotangents: Sequence[Any], *inputs: Any, collective: Collective) -> list[Any]:
     moved = [i for i, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
     given = [cotangents[i] for i in moved]
-    back = _part(collective, moved, "gradient")._replace(
-        verb=_TRANSPOSED[collective.verb], op=_SUM, factor=1.0
-    )
+    back = _part(collective, moved, "gradient")
+    is_mean = (collective.verb, collective.op) == ("allreduce", _AVG)
+    if not is_mean:  # which is its own transpose: the sum of half types need not fit them
+        back = back._replace(verb=_TRANSPOSED[collective.verb], op=_SUM, factor=1.0)
     size, root, rank = collective.group.size, collective.root, collective.group.rank
     scale = {_AVG: 1.0 / size, PREMUL: collective.factor}.get(collective.op)
     changes = _bind_some(back, given)
-    if scale is not None:
+    if scale is not None and not is_mean:
         changes = [change * jnp.asarray(scale, change.dtype) for change in changes]
     if collective.verb == "bcast" and rank != root:
         changes = [jnp.zeros_like(change) for change in changes]
