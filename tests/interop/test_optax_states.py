@@ -48,7 +48,13 @@ def another_schedule(group):
     yield opt.init(PARAMS)
 
 
+def another_rule(group):
+    opt = yield of_rank(group, optax.sgd, optax.sign_sgd)(0.25)
+    yield opt.init(PARAMS)
+
+
 CASES = {
+    another_rule: ".update_fn on ranks 0, 1 and scale_by_sign.<locals>.update_fn on rank 2",
     another_rate: "state.hyperparams['learning_rate'] is 0.25 on ranks 0, 1 and 0.5 on rank 2",
     another_count: "state[0].count is 3 on ranks 0, 1 and 2 on rank 2",
     another_setting: "step_size is -0.25 on ranks 0, 1 and -0.5 on rank 2",

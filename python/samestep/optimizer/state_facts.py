@@ -70,8 +70,9 @@ def _sum_of_bits(x: Any) -> Any:
 
 
 def settings_of(update: Any) -> dict[str, str]:
-    """The numbers, texts and flags that functions of optax have captured, by where. Of other functions, which may mean
-    something else on each rank, nothing.
+    """Names of optax's functions, and numbers, texts and flags that they have captured, by where.
+
+    Of other functions nothing, as what they hold may mean something else on each rank.
     """
     return dict(_captured(update, "", _DEEPEST))
 
@@ -81,14 +82,21 @@ def _captured(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         if (text := text_of(value)) is not None:
             yield path, text
         return
+    if _is_of_library(value):
+        yield path or "update", value.__qualname__
     for name, part in _parts_of(value) if depth else ():
         yield from _captured(part, (path + name).removeprefix("."), depth - 1)
+
+
+def _is_of_library(value: Any) -> bool:
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and (value.__module__ or "").partition(".")[0] == _LIBRARY
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, functools.partial):
         yield "", (value.func, value.args, value.keywords)
-    elif isinstance(value, types.FunctionType) and (value.__module__ or "").partition(".")[0] == _LIBRARY:
+    elif _is_of_library(value):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # of a cell that is still empty
                 yield f".{name}", cell.cell_contents
