@@ -44,8 +44,9 @@ def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") 
     attributes = "_samestep_averager", "_samestep_shards", "_samestep_parts"
     if any(hasattr(optimizer, mark) for mark in attributes if mark != but):
         raise InvalidArgumentError(f"{act}: this optimizer is distributed already; make a new one")
-    viewed = viewed_by_fsdp()
-    for name, parameter in named_parameters(optimizer).items():
+    named = named_parameters(optimizer)
+    viewed = viewed_by_fsdp(named.values())
+    for name, parameter in named.items():
         if why := why_divided(parameter, viewed):
             raise InvalidArgumentError(f"{act}: {name} is {why}")
 

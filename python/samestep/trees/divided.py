@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from samestep import arrays
@@ -114,14 +114,17 @@ def _why(name: str) -> str:
     )
 
 
-def viewed_by_fsdp() -> set[int]:
+def viewed_by_fsdp(among: Iterable[Any]) -> set[int]:
     """The ids of the parameters of FSDP1's modules, of which only those without `use_orig_params` tell by their class.
 
-    Of its modules torch keeps no list. They need its default group, without which nothing is searched.
+    Of its modules torch keeps no list. They need its default group, without which nothing is searched, nor if there is
+    no parameter `among` these objects.
     """
     dist = sys.modules.get("torch.distributed")
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if dist is None or kind is None or not dist.is_available() or not dist.is_initialized():
+        return set()
+    if not any(isinstance(one, sys.modules["torch"].nn.Parameter) for one in among):
         return set()
     modules = [found for found in gc.get_objects() if issubclass(type(found), kind)]
     return {id(parameter) for module in modules for parameter in module.parameters()}
@@ -143,12 +146,12 @@ def refusals(tree: Any) -> dict[int, str]:
     """Why no other rank's values may take the place of leaves of `tree`, by index."""
     if not _parts and not _forms and not any(module in sys.modules for module, _ in _BY_TORCH):
         return {}
-    flat, viewed = flatten(tree), viewed_by_fsdp()
-    found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))} | _parts_in(
-        flat
-    )
-    parameters = (p for group in getattr(tree, "param_groups", ()) for p in group["params"])
-    within = tree.modules() if is_a(tree, "torch.nn", "Module") else parameters
+    flat, groups = flatten(tree), getattr(tree, "param_groups", ())
+    is_module = is_a(tree, "torch.nn", "Module")
+    within = list(tree.modules() if is_module else (p for g in groups for p in g["params"]))
+    viewed = viewed_by_fsdp([*flat.leaves, *within])
+    found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))}
+    found |= _parts_in(flat)
     if why := next(filter(None, (why_divided(one, viewed) for one in within)), ""):
         found.setdefault(0, why)
     return found
