@@ -155,8 +155,8 @@ void settle(const py::handle& arrays, bool to_write) {
 }
 
 void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
-  settle(arrays, /*to_write=*/false);
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
+  settle(arrays, /*to_write=*/false);
   std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(out, "pack: out", parts);
   require_writable(run.view(), "pack: out");
@@ -192,8 +192,8 @@ void await_arrays(const py::list& arrays, const std::shared_ptr<Communicator>& c
 }
 
 void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
-  settle(arrays, /*to_write=*/true);
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
+  settle(arrays, /*to_write=*/true);
   std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(buffer, "unpack: buffer", parts);
   copy_each(parts, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {

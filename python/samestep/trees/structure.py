@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samestep import _core
 from samestep.trees.adapters import Node, expand_jax, expand_torch
 from samestep.trees.identity import is_number, key_text, parts_of, passes
 
@@ -67,6 +68,8 @@ def flatten(tree: Any) -> Flat:
     leaves: list[Any] = []
     static: list[tuple[str, Any]] = []
     build = _visit(tree, "", names, leaves, static)
+    if _core.memory_is_in_use():  # a result that is on its way into a leaf comes first
+        _core.settle([leaf for leaf in leaves if hasattr(type(leaf), "__dlpack__")])
     return Flat(names, leaves, lambda values: build(iter(values)), static)
 
 
