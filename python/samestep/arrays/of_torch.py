@@ -16,9 +16,8 @@ from samestep.arrays.library import Library
 def _new(dtype: str, shape: tuple[int, ...], device: int | None = None, *, on_host: bool = False) -> Any:
     import torch
 
-    place = None
-    if not on_host:
-        place = torch.device("cuda", torch.cuda.current_device() if device is None else device)
+    index = torch.cuda.current_device() if device is None and not on_host else device
+    place = None if on_host else torch.device("cuda", index)
     return torch.empty(shape, dtype=getattr(torch, dtype), device=place)
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samestep import _core, arrays
-from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 
 
@@ -144,9 +143,8 @@ def new_run(like: Any, known: arrays.ArrayInfo, n: int) -> Any:
 
 def _staging(like: Any, known: arrays.ArrayInfo, shape: tuple[int, ...]) -> Any:
     """A new host array as a staging buffer, also for arrays in device memory."""
-    if known.device != "cpu":
-        return np.empty(shape, numpy_dtype(known.dtype))
-    return arrays.of(like).like(like, shape)
+    row = arrays.of(like) if known.device == "cpu" else arrays.named("numpy")
+    return row.new(known.dtype, shape)
 
 
 def joined(tensors: Any, known: arrays.ArrayInfo) -> Any:

@@ -49,14 +49,11 @@ class MethodSupport(_core.FastGroup):
             return out, lambda: out
         if is_number:
             return None, x.item
-        if arrays.info(x, verb).writable:
-            return None, lambda: x
-        return self._output_of_shape(x, None, None)
+        known = arrays.info(x, verb)
+        return (None, lambda: x) if known.writable else self._output_of_shape(x, known.shape, None)
 
-    def _output_of_shape(
-        self, x: Any, shape: tuple[int, ...] | None, out: Any
-    ) -> tuple[Any, Callable[[], Any]]:
-        """The output array and a function that returns the result, of another shape than `x`."""
+    def _output_of_shape(self, x: Any, shape: tuple[int, ...], out: Any) -> tuple[Any, Callable[[], Any]]:
+        """The output array and a function that returns the result, which has this shape."""
         if out is not None:
             return out, lambda: out
         row = arrays.of(x)

@@ -297,8 +297,7 @@ class _Divided:
         leaves = list(flat.leaves)
         for k, i in self._leaves:
             leaf, data = leaves[k], of(k, i)
-            dtype = arrays.info(leaf).dtype
-            n = _core.itemsize(dtype)
+            n = _core.itemsize(arrays.info(leaf).dtype)
             before = self._range(i, backend.rank - 1, backend.size)
             if backend.size > 1:
                 copy.append(data[before.start * n : before.stop * n].copy())
