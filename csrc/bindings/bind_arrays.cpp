@@ -148,6 +148,7 @@ void copy_each(std::span<ArrayView> arrays, const Array& run, bool packs, Copy c
 
 /// What operations in progress write must be there before these arrays are read, or they are written behind it.
 void settle(const py::handle& arrays, bool to_write) {
+  if (!memory_in_use::any()) return;
   for (const py::handle& array : arrays) {
     Array view;
     if (try_view(array.ptr(), view)) memory_in_use::settle(view.view(), to_write, /*is_message=*/false, "");
