@@ -47,6 +47,7 @@ SLOW_FILES = (  # each starts processes for all of its tests, and waits for many
 AS_ON_TWO = (  # what is above the transport: three ranks do nothing that two do not
     "conformance/test_layouts",
     "conformance/test_lists",
+    "conformance/test_memory_in_use",
     "conformance/test_pieces",
     "conformance/test_shared_leaves",
     "conformance/test_training_plain_trees",
