@@ -10,6 +10,7 @@
 #include "bindings/device_copies.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
+#include "bindings/memory_in_use.h"
 #include "collectives/recursive_run.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
@@ -157,6 +158,7 @@ bool FastTree::add_leaf(PyObject* object) {
     return false;
   Array array;
   if (!try_view(object, array) || !array->contiguous || array->readonly) return false;
+  if (memory_in_use::is_taken(array.view(), /*written=*/true)) return false;
   const bool on_device = array->device.kind != DeviceKind::cpu;
   if (on_device && array->device.index != device_) return false;
   if (arrays_.empty()) on_device_ = on_device;

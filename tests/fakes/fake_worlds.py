@@ -93,7 +93,7 @@ LEFT_OUT = (
     ("device-", "test_lifecycle.py", "each of these tests makes its own world"),
     (
         "device-",
-        "test_shared_leaves.py|test_arrays_that_share_some_elements|test_no_ranks_part_of_a_state_takes",
+        "test_shared_leaves.py|test_memory_in_use.py|test_arrays_that_share_some_elements|test_no_ranks_part_of_a_state_takes",
         "the wrapper copies each array to memory of its own",
     ),
     ("device-", "test_unknown_leaves.py", "the wrapper opens the containers of a tree itself"),

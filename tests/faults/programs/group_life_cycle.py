@@ -45,7 +45,7 @@ def close_with_pending(operations):
     world.barrier()
     data, other = np.ones(200_000), (world.rank + 1) % world.size
     if operations == "messages":
-        works = [world.irecv(data, other, tag=1), world.isend(data, other, tag=2)]
+        works = [world.irecv(data.copy(), other, tag=1), world.isend(data, other, tag=2)]
     elif operations == "collectives":
         works = [world.iallreduce(data + i) for i in range(2)]
     else:
