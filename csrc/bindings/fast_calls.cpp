@@ -127,9 +127,8 @@ struct BoundArrays {
 
   /// `borrow_view`, also of device memory.
   const ArrayView* borrow(PyObject* object, bool is_written, Array& array) {
-    if (!try_view(object, array)) return nullptr;
+    if (borrow_anywhere(object, is_written, array) == nullptr) return nullptr;
     ArrayView& view = array.mutable_view();
-    if (!view.contiguous || (is_written && view.readonly) || memory_in_use::is_taken(view, is_written)) return nullptr;
     if (view.device.kind == DeviceKind::cpu) return &view;
     // XLA may give the memory of an input away as soon as it is released: the host waits for what reads it.
     const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));

@@ -10,7 +10,6 @@
 #include "bindings/device_copies.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
-#include "bindings/memory_in_use.h"
 #include "collectives/recursive_run.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
@@ -157,10 +156,9 @@ bool FastTree::add_leaf(PyObject* object) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != numpy_array.get() && !sources::facts_of(Py_TYPE(object)).torch)
     return false;
   Array array;
-  if (!try_view(object, array) || !array->contiguous || array->readonly) return false;
-  if (memory_in_use::is_taken(array.view(), /*written=*/true)) return false;
+  if (borrow_anywhere(object, /*written=*/true, array) == nullptr) return false;
   const bool on_device = array->device.kind != DeviceKind::cpu;
-  if (on_device && array->device.index != device_) return false;
+  if (on_device && (device_ < 0 || array->device.index != device_)) return false;
   if (arrays_.empty()) on_device_ = on_device;
   if (on_device != on_device_) return false;
   mix(std::uint64_t{static_cast<std::uint8_t>(array->dtype)} << 8 | static_cast<std::uint8_t>(array->n_dims) |

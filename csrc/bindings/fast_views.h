@@ -11,13 +11,19 @@ namespace samestep {
 
 // What the fast paths share.
 
-/// Contiguous host memory that no operation in progress disturbs, writable if requested. Null if the method in Python
-/// must handle the array.
-inline const ArrayView* borrow_view(PyObject* object, bool written, Array& array) {
+/// Contiguous memory that no operation in progress disturbs, writable if requested. Null if the method in Python must
+/// handle the array.
+inline const ArrayView* borrow_anywhere(PyObject* object, bool written, Array& array) {
   if (!try_view(object, array)) return nullptr;  // the method in Python reports the error
   const ArrayView& view = array.view();
-  const bool fits = view.contiguous && view.device.kind == DeviceKind::cpu && !(written && view.readonly);
+  const bool fits = view.contiguous && !(written && view.readonly);
   return fits && !memory_in_use::is_taken(view, written) ? &view : nullptr;
+}
+
+/// The same for host memory alone.
+inline const ArrayView* borrow_view(PyObject* object, bool written, Array& array) {
+  const ArrayView* const view = borrow_anywhere(object, written, array);
+  return view != nullptr && view->device.kind == DeviceKind::cpu ? view : nullptr;
 }
 
 /// Reads a small integer. False for anything else, which the method in Python handles.
