@@ -232,7 +232,7 @@ class TrainState:
         kept = {name: part for name, part in self._parts.items() if not _has_state_dict(part)}
         for name, part in self._parts.items():
             if name not in kept:
-                part.load_state_dict(values[name])
+                self._copies.seen(name, part).load_state_dict(values[name])
         self._parts.update(fill(kept, {name: values[name] for name in kept}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -317,9 +317,9 @@ class TrainState:
         return state, ""
 
     def _values(self) -> dict[str, Any]:
-        return {
-            name: part.state_dict() if _has_state_dict(part) else part for name, part in self._parts.items()
-        }
+        """What each part holds; of states that ranks divide this rank's part."""
+        seen = {name: self._copies.seen(name, part) for name, part in self._parts.items()}
+        return {name: part.state_dict() if _has_state_dict(part) else part for name, part in seen.items()}
 
     # ---- steps
 

@@ -168,7 +168,7 @@ def ShardedOptimizer(
       elementwise: True says that `opt` works element by element, without a trial. If it does not, ranks stay equal but
         the updates are not those of the unsharded optimizer.
       copies: 2 keeps the part of each rank on the next rank as well, for a `TrainState`, which then goes on after a
-        loss, unless a rank and the next one are lost at once. Not for torch optimizers.
+        loss, unless a rank and the next one are lost at once.
 
     Raises:
       InvalidArgumentError: `init`, or here for torch: the trial shows that `opt` does not work element by element; or
@@ -199,15 +199,12 @@ def ShardedOptimizer(
     if copies not in (1, 2):
         raise InvalidArgumentError(f"ShardedOptimizer: copies must be 1 or 2, got {copies!r}")
     if is_a(opt, "torch.optim", "Optimizer"):
-        if copies > 1:
-            raise InvalidArgumentError(
-                "ShardedOptimizer: copies=2 is not for torch optimizers; use DistributedOptimizer in a TrainState"
-            )
         from samestep.optimizer import torch_sharded
 
-        return cast(
-            "_Opt", torch_sharded.distribute(backend, opt, op, shards=shards, elementwise=elementwise)
+        made = torch_sharded.distribute(
+            backend, opt, op, shards=shards, elementwise=elementwise, copies=copies
         )
+        return cast("_Opt", made)
     if shards is not None:
         raise InvalidArgumentError(
             "ShardedOptimizer: shards is for torch optimizers; elsewhere add the gradients to an Accumulator, and pass "

@@ -33,8 +33,8 @@ class _Division(NamedTuple):
     """Names of those ranks, in rank order."""
     parts: dict[str, Any]
     """By name of the state, the part of this rank."""
-    copies: dict[str, list[Flat]]
-    """That of the rank before it: bytes of each divided leaf."""
+    copies: dict[str, Any]
+    """That of the rank before it."""
 
 
 class Copies:
@@ -47,14 +47,17 @@ class Copies:
 
     def __init__(self, backend: Group, parts: Mapping[str, Any]) -> None:
         self._backend = backend
-        self._of = {
-            name: _Divided(backend, by, part)
-            for name, part in parts.items()
-            if (by := maker(part)) is not None
-        }
+        self._of: dict[str, Any] = {}
+        for name, part in parts.items():
+            if getattr(step := getattr(part, "_samestep_parts", None), "copies", 1) > 1:
+                from samestep.optimizer.torch_copies import DividedByTorch
+
+                self._of[name] = DividedByTorch(backend, step)
+            elif (by := maker(part)) is not None:
+                self._of[name] = _Divided(backend, by, part)
         self._members: Sequence[str] = ()
         self._number = 0
-        self._copies: dict[str, list[Flat]] = {}
+        self._copies: dict[str, Any] = {}
         self._before: _Division | None = None
         """An earlier division, which some ranks may not have got beyond."""
 
@@ -81,17 +84,21 @@ class Copies:
         """Pass the parts on to the next rank. Collective."""
         self._copies = {name: state.passed_on(parts[name]) for name, state in self._of.items()}
 
-    def held(self) -> dict[str, list[Flat]]:
+    def held(self) -> dict[str, Any]:
         """The copies that this rank holds, for `hold`."""
         return self._copies
 
-    def hold(self, copies: dict[str, list[Flat]]) -> None:
+    def hold(self, copies: dict[str, Any]) -> None:
         """Go back to copies of before."""
         self._copies = copies
 
     def settle(self) -> None:
         """All ranks have the division of now."""
         self._before = None
+
+    def seen(self, name: str, part: Any) -> Any:
+        """What has the `state_dict` of this rank's part, if `part` has one."""
+        return self._of[name] if name in self._of and hasattr(part, "_samestep_parts") else part
 
     # ---- the state on other ranks
 
@@ -125,7 +132,7 @@ class Copies:
         """
         if not self._of:
             return {}
-        mine = {name: parts[name] for name in self._of}
+        mine = {name: state.kept(parts[name]) for name, state in self._of.items()}
         now = _Division(self._number, self._members, mine, self._copies)
         known = [division for division in (now, self._before) if division is not None and division.members]
         said = self._backend._allgather_facts(
@@ -136,7 +143,7 @@ class Copies:
         made, copies = {}, {}
         for name, state in self._of.items():
             held = {} if chosen is None else state.held(chosen, of.index(members[self._backend.rank]), name)
-            made[name], copies[name] = state.divided_anew(mine[name], held, holders)
+            made[name], copies[name] = state.divided_anew(parts[name], held, holders)
         if chosen is not None and list(of) != list(members):
             self._before = chosen
         self._number, self._members, self._copies = number, list(members), copies
@@ -194,6 +201,9 @@ class _Divided:
         leaves = trees.flatten(part).leaves
         self._backend._await_streams([leaves[k] for k, _ in self._leaves], None)
         return [_packed(leaves[k], len(self._range(i, rank, size))) for k, i in self._leaves]
+
+    def kept(self, part: Any) -> Any:
+        return part  # whose arrays nobody changes
 
     def held(self, division: _Division, rank: int, name: str) -> dict[int, list[Flat]]:
         """What rank `rank` of a division holds of it, by rank."""

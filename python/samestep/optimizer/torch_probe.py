@@ -64,6 +64,6 @@ def _on(
 
 
 def _shrunk(key: str, value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    if not is_like(key, value, old):
+    if not is_like(key, value, old.shape):
         return copy.deepcopy(value)
     return value.reshape(-1)[: new.numel()].clone().reshape(new.shape)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -35,13 +35,20 @@ _ACT = "ShardedOptimizer"
 
 
 def distribute(
-    backend: Group, optimizer: torch.optim.Optimizer, op: Any, *, shards: int | None, elementwise: bool
+    backend: Group,
+    optimizer: torch.optim.Optimizer,
+    op: Any,
+    *,
+    shards: int | None,
+    elementwise: bool,
+    copies: int,
 ) -> torch.optim.Optimizer:
     """Let `optimizer` update this rank's part of its parameters. Returns `optimizer`. No communication."""
     require_plain(optimizer, _ACT)
     if not elementwise:
         require_elementwise(optimizer)
     parts = _ShardedStep(backend, optimizer, op, shards)
+    parts.copies = copies
     known: Any = optimizer
     known._samestep_parts = parts
     known.average = parts.average
@@ -103,61 +110,64 @@ class _ShardedStep:
         }
         self.gradients: Any = None if shards is None else ShardedGradients(backend, optimizer, shards)
         self._settings = Settings(backend, optimizer, _ACT, divides_state=True)
+        self.copies = 1
         self._is_averaged = False
         self._is_onto_sum = False  # that `average` has left
         self._watches: list[Any] = []
         self._verifier = Verifier.wanted(backend, f"{_ACT}({type(optimizer).__name__})")
-        whole = {p: dict(entries) for p, entries in optimizer.state.items()}
-        self._idle: dict[int, dict[str, Any]] = {}  # state of parameters that are not trained, whole
-        self._divided: set[int] = set()  # by id: those that have been trained, which the optimizer keeps
-        self._divide()
-        self._set_state(whole)
+        self._divided: set[int] = set()  # by id: parameters that have been trained, which the optimizer keeps
+        known = enumerate(named_parameters(optimizer).values())
+        self.divide({i: dict(optimizer.state[p]) for i, p in known if p in optimizer.state})
 
     def _known(self) -> torch.optim.Optimizer:
         return cast(torch.optim.Optimizer, self._optimizer())
 
-    def _divide(self) -> None:
-        """Plan the parts for the parameters that the optimizer has now."""
+    def divide(self, whole: Mapping[int, dict[str, Any]]) -> None:
+        """Plan the parts for the parameters that the optimizer has now, and keep this rank's part of their state.
+
+        `whole`: the state by index of the parameter.
+        """
         named = named_parameters(self._known())
-        self._names, self._parameters = list(named), list(named.values())
+        self._names, self.parameters = list(named), list(named.values())
         self._trained = self._trained_now()
-        partition = Partition(
-            [p.numel() for p in self._parameters],
-            [str(p.dtype)[6:] if t else None for p, t in zip(self._parameters, self._trained, strict=True)],
-            self._backend.size,
-        )
-        self._exchange = FlatExchange(self._backend, partition, self._names)
+        self._exchange = FlatExchange(self._backend, self.partition(self._backend.size), self._names)
         self._parts = [
             torch.nn.Parameter(p.new_empty(part_shape(p.shape, len(self._exchange.part(i)))))
-            for i, p in enumerate(self._parameters)
+            for i, p in enumerate(self.parameters)
         ]
+        self.idle = {i: entries for i, entries in whole.items() if not self._trained[i]}
+        state = self._known().state
+        state.clear()
+        state.update(
+            {self._parts[i]: entries for i, entries in self.sliced(whole, self._backend.rank).items()}
+        )
+
+    def partition(self, size: int) -> Partition:
+        """The parts among `size` ranks."""
+        kinds = [str(p.dtype)[6:] if t else None for p, t in zip(self.parameters, self._trained, strict=True)]
+        return Partition([p.numel() for p in self.parameters], kinds, size)
+
+    def sliced(self, whole: Mapping[int, dict[str, Any]], rank: int) -> dict[int, dict[str, Any]]:
+        """The part of a rank of the state of whole parameters."""
+        return {
+            i: slice_state(entries, self.parameters[i], part)
+            for i, entries in whole.items()
+            if self._trained[i] and (part := self._exchange.partition.part(i, rank))
+        }
 
     def _trained_now(self) -> list[bool]:
         """Which parameters a step may change: as in torch also frozen ones, if they have a gradient.
 
         Once divided they stay so: else ranks would have to be asked for gradients in each step.
         """
-        self._divided |= {id(p) for p in self._parameters if p.requires_grad or p.grad is not None}
-        return [id(p) in self._divided for p in self._parameters]
-
-    def _set_state(self, whole: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Keep this rank's part of the state of each parameter."""
-        state = self._known().state
-        state.clear()
-        self._idle = {
-            i: whole[p] for i, p in enumerate(self._parameters) if p in whole and not self._trained[i]
-        }
-        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
-            if parameter in whole and self._trained[i] and part.numel():
-                state[part] = slice_state(whole[parameter], parameter, self._exchange.part(i))
+        self._divided |= {id(p) for p in self.parameters if p.requires_grad or p.grad is not None}
+        return [id(p) in self._divided for p in self.parameters]
 
     def _divide_anew(self, change: Any = lambda: None) -> None:
         """Divide after the set of parameters has changed, which moves the parts. Collective."""
-        entries = self._gathered_state()
-        whole = {p: entries[i] for i, p in enumerate(self._parameters) if i in entries}
+        whole = self._gathered_state()
         change()
-        self._divide()
-        self._set_state(whole)
+        self.divide(whole)
 
     def add_param_group(self, group: dict[str, Any]) -> None:
         """Take in more parameters. Collective."""
@@ -170,10 +180,10 @@ class _ShardedStep:
         if self.gradients is not None:
             self.gradients.average()
         elif self._op is not None:
-            tree = {name: p.grad for name, p in zip(self._names, self._parameters, strict=True)}
+            tree = {name: p.grad for name, p in zip(self._names, self.parameters, strict=True)}
             with _core.UserCall(f"{_ACT}.average()"):
                 mean = allreduce_tree(self._backend, tree, self._op)
-            for name, parameter in zip(self._names, self._parameters, strict=True):
+            for name, parameter in zip(self._names, self.parameters, strict=True):
                 parameter.grad = mean[name]
             self._watch()
         self._is_averaged = True
@@ -183,7 +193,7 @@ class _ShardedStep:
         self._stop_watching()
         is_mean = not isinstance(self._op, Premul) and resolve(self._op) == resolve(ReduceOp.AVG)
         myself = weakref.ref(self)
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             if parameter.requires_grad:
                 seen = functools.partial(_see_another_gradient, myself)
                 self._watches.append(parameter.register_post_accumulate_grad_hook(seen))
@@ -209,7 +219,7 @@ class _ShardedStep:
         if self._trained != self._trained_now():
             self._divide_anew()
         if self._verifier is not None:
-            self._verifier.before_step({"parameters": dict(zip(self._names, self._parameters, strict=True))})
+            self._verifier.before_step({"parameters": dict(zip(self._names, self.parameters, strict=True))})
         with torch.no_grad(), _core.UserCall(f"{_ACT}.step()"):
             if not self._unscale():
                 self._is_averaged = False
@@ -230,7 +240,7 @@ class _ShardedStep:
         return torch_scaler.unscale(
             self._backend,
             self._known(),
-            self._parameters,
+            self.parameters,
             is_averaged=self._is_averaged or is_alike,
             act=f"{_ACT}.step()",
         )
@@ -240,11 +250,11 @@ class _ShardedStep:
         if self.gradients is not None:
             self.gradients.before_step()
         split = [i for i, trained in enumerate(self._trained) if trained]
-        flats = {i: _in_memory_order(self._parameters[i], self._names[i]) for i in split}
+        flats = {i: _in_memory_order(self.parameters[i], self._names[i]) for i in split}
         for i in split:
             part = self._exchange.part(i)
             self._parts[i].data = flats[i][part.start : part.stop].view(self._parts[i].shape)
-        grads = {i: _like_parameter(self._parameters[i], self._names[i]) for i in split}
+        grads = {i: _like_parameter(self.parameters[i], self._names[i]) for i in split}
         is_alone = self._backend.size == 1 and not isinstance(self._op, Premul)
         if self._is_averaged or self._op is None or self.gradients is not None or is_alone:
             if not is_alone:  # the parts are of equal elements only where these lie in the same order
@@ -262,13 +272,13 @@ class _ShardedStep:
 
     def _layouts(self, split: list[int]) -> list[str]:
         """How the elements of parameters lie: each rank updates those that come next there, whichever they are."""
-        parameters = [self._parameters[i] for i in split]
+        parameters = [self.parameters[i] for i in split]
         return ["row-major" if p.is_contiguous() else f"with strides {p.stride()}" for p in parameters]
 
     def _reduced(
         self, split: list[int], grads: dict[int, torch.Tensor | None]
     ) -> dict[int, torch.Tensor | None]:
-        shapes = {i: tuple(self._parameters[i].shape) for i in split}
+        shapes = {i: tuple(self.parameters[i].shape) for i in split}
         kinds = ["None" if (g := grads[i]) is None else f"{str(g.dtype)[6:]} {shapes[i]}" for i in split]
         dtypes: list[str | None] = [None] * len(self._names)
         leaves: list[Any] = [None] * len(self._names)
@@ -282,7 +292,7 @@ class _ShardedStep:
             reduced[i] = None
             if data is not None and dtype is not None and len(data):
                 host = torch.from_numpy(data).view(getattr(torch, dtype))
-                reduced[i] = host.to(self._parameters[i].device)
+                reduced[i] = host.to(self.parameters[i].device)
         return reduced
 
     def _share(self) -> None:
@@ -296,9 +306,9 @@ class _ShardedStep:
         whole = self._exchange.allgather([part.detach() for part in self._parts], infos)
         for i, data in enumerate(whole):
             if data is not None and len(data):
-                _core.unpack(data, [_in_memory_order(self._parameters[i], self._names[i])])
+                _core.unpack(data, [_in_memory_order(self.parameters[i], self._names[i])])
         torch.autograd.graph.increment_version(
-            [p for p, trained in zip(self._parameters, self._trained, strict=True) if trained]
+            [p for p, trained in zip(self.parameters, self._trained, strict=True) if trained]
         )
 
     @contextlib.contextmanager
@@ -310,37 +320,64 @@ class _ShardedStep:
         try:
             yield
         finally:
-            parameters = iter(self._parameters)  # `load_state_dict` makes new groups
+            parameters = iter(self.parameters)  # `load_state_dict` makes new groups
             for group in optimizer.param_groups:
                 group["params"] = [next(parameters) for _ in group["params"]]
 
     # ---- checkpoints
 
     def _gathered_state(self, root: int | None = None) -> dict[int, dict[str, Any]]:
-        state = self._known().state
-        mine = {i: state[part] for i, part in enumerate(self._parts) if part in state}
-        whole = gather(self._backend, self._exchange, self._parameters, self._parts, mine, root=root)
-        return dict(sorted({**whole, **self._idle}.items()))
+        whole = gather(
+            self._backend, self._exchange, self.parameters, self._parts, self.part_state(), root=root
+        )
+        return dict(sorted({**whole, **self.idle}.items()))
 
     def state_dict(self, *, root: int | None = None) -> dict[str, Any] | None:
         """What the unsharded optimizer returns, on all ranks or on `root`, None elsewhere. Collective."""
         whole = self._gathered_state(root)
         if root is not None and self._backend.rank != root:
             return None
+        return {**self._inner_state(), "state": whole}
+
+    def _inner_state(self) -> dict[str, Any]:
         with self._parts_in_groups():
-            result: dict[str, Any] = self._inner["state_dict"](self._known())
-        return {**result, "state": whole}
+            return cast(dict[str, Any], self._inner["state_dict"](self._known()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's part of what the unsharded optimizer, or `state_dict` on any number of ranks, returned."""
-        own = {
-            i: slice_state(entries, self._parameters[i], self._exchange.part(i))
-            for i, entries in state_dict["state"].items()
-            if self._trained[i] and self._parts[i].numel()
+        self.load_part(self.part_of(state_dict))
+
+    # ---- the part of this rank, as a `TrainState` keeps it
+
+    def part_state(self) -> dict[int, dict[str, Any]]:
+        """The state of this rank's parts, by index of the parameter."""
+        state = self._known().state
+        return {i: state[part] for i, part in enumerate(self._parts) if part in state}
+
+    def part_dict(self) -> dict[str, Any]:
+        """What `load_part` takes. No communication."""
+        return {
+            **self._inner_state(),
+            "state": self.part_state(),
+            "idle": self.idle,
+            "trained": self._trained,
         }
-        self._idle = {i: entries for i, entries in state_dict["state"].items() if not self._trained[i]}
+
+    def part_of(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of what `state_dict` returned."""
+        whole = state_dict["state"]
+        idle = {i: entries for i, entries in whole.items() if not self._trained[i]}
+        own = self.sliced(whole, self._backend.rank)
+        return {**state_dict, "state": own, "idle": idle, "trained": self._trained}
+
+    def load_part(self, part: dict[str, Any]) -> None:
+        """Take what `part_dict` returned here, or another rank's with this one's "state"."""
+        self.idle = part["idle"]
+        self._divided |= {id(p) for p, t in zip(self.parameters, part["trained"], strict=True) if t}
         with self._parts_in_groups():
-            self._inner["load_state_dict"](self._known(), {**state_dict, "state": own})
+            self._inner["load_state_dict"](
+                self._known(), {key: of for key, of in part.items() if key not in ("idle", "trained")}
+            )
 
 
 def _in_memory_order(tensor: torch.Tensor, name: str) -> torch.Tensor:

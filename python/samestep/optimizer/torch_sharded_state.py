@@ -19,9 +19,9 @@ from samestep.optimizer.probe import part_shape
 _PART, _TENSOR, _VALUE = "part", "tensor", "value"
 
 
-def is_like(key: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Whether an entry of the state has an element for each of the parameter's."""
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key != "step"
+def is_like(key: str, value: Any, shape: Sequence[int]) -> bool:
+    """Whether an entry of the state has an element for each of a parameter of this shape."""
+    return isinstance(value, torch.Tensor) and value.shape == shape and key != "step"
 
 
 def slice_state(entries: dict[str, Any], parameter: torch.Tensor, part: range) -> dict[str, Any]:
@@ -30,11 +30,24 @@ def slice_state(entries: dict[str, Any], parameter: torch.Tensor, part: range) -
 
 
 def _sliced(key: str, value: Any, parameter: torch.Tensor, part: range) -> Any:
-    if not is_like(key, value, parameter):
+    if not is_like(key, value, parameter.shape):
         return value.clone() if isinstance(value, torch.Tensor) else value
     aligned = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
     flat = aligned.as_strided((aligned.numel(),), (1,))
     return flat[part.start : part.stop].reshape(part_shape(parameter.shape, len(part))).clone()
+
+
+def joined(parts: Sequence[tuple[int, dict[str, Any]]], parameter: torch.Tensor) -> dict[str, Any]:
+    """The state of a whole parameter from that of all its parts, in order, with their numbers of elements."""
+    made = dict(parts[0][1])
+    for key, value in made.items():
+        if is_like(key, value, part_shape(parameter.shape, parts[0][0])):
+            flat = torch.cat([of[key].reshape(-1) for _, of in parts])
+            made[key] = torch.empty_like(
+                parameter, dtype=value.dtype, device=value.device, requires_grad=False
+            )
+            made[key].as_strided((len(flat),), (1,)).copy_(flat)
+    return made
 
 
 def gather(
@@ -88,7 +101,7 @@ def _described(key: str, value: Any, part: torch.Tensor) -> tuple[str, str, str]
                 "cannot be gathered"
             ) from None
     dtype = str(value.dtype)[6:]
-    if is_like(key, value, part):
+    if is_like(key, value, part.shape):
         return _PART, dtype, ""
     return _TENSOR, dtype, json.dumps([list(value.shape), _bytes_of(value).hex()])
 

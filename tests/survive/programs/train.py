@@ -232,22 +232,11 @@ def divided(planned=(), library="numpy", save=None, stop_at=None, folder=None):
     undo = library == "numpy"
     state = ss.TrainState(backend, params=params, opt_state=made, sampler=sampler, undo=undo, save=save)
     state.on_change(lambda _: deaths.at(state.step + 1, "change"))
-    renew = state._copies.renew
-
-    def renewed(parts):
-        renew(parts)
-        deaths.at(state.step + 1, "copied")
-        if (once := f"{state.step + 1}:interrupted") in deaths.mine:
-            deaths.mine.remove(once)
-            raise ss.PeerLostError("as if this rank had not come that far")
-
-    state._copies.renew = renewed
+    watch_copies(state, deaths)
     for step in state.steps(epochs=EPOCHS):
         with step:
             deaths.at(state.step + 1, "begin")
-            if folder and backend.rank == 0 and state.step == 7:
-                await_that((Path(folder) / "back").exists)
-            time.sleep(0.3 if folder and state.step > 7 and backend.size < n_ranks else 0.0)
+            wait_for_newcomers(state, backend, folder, n_ranks)
             if stop_at == state.step + 1 and backend.rank == backend.size - 1:
                 os.kill(os.getpid(), signal.SIGUSR1)
             for shard in step:
@@ -266,6 +255,72 @@ def divided(planned=(), library="numpy", save=None, stop_at=None, folder=None):
             deaths.at(state.step + 1, "updated")
     whole = state.state_dict()["parts"]["opt_state"]
     report(state, *map(np.asarray, state.params), *map(np.asarray, trees.flatten(whole).leaves))
+
+
+def divided_by_torch(planned=(), save=None, stop_at=None, folder=None):
+    """As `divided`, by the object of torch: one parameter has no state before step 4, one is frozen."""
+    import torch
+
+    deaths, (x, y) = Deaths(planned), data()
+    x, y = torch.from_numpy(x).float(), torch.from_numpy(y).float()
+    torch.set_num_threads(1)
+    backend = ss.initialize(timeout=20.0)
+    n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    sampler, _ = sampler_and_total(backend, 8)
+    model = torch.nn.ParameterList(
+        [torch.zeros(40, N_FEATURES), torch.zeros(3), torch.zeros(70), torch.ones(5)]
+    )
+    weights, bias, late, frozen = model
+    frozen.requires_grad_(False)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.05, amsgrad=True)
+    opt = ss.ShardedOptimizer(backend, inner, shards=8, copies=2)
+    deaths.at(0, "made")
+    if folder and UID[-1] != "0":
+        (Path(folder) / "back").touch()
+    state = ss.TrainState(backend, model=model, opt=opt, sampler=sampler, undo=True, save=save)
+    state.on_change(lambda _: deaths.at(state.step + 1, "change"))
+    watch_copies(state, deaths)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            wait_for_newcomers(state, backend, folder, n_ranks)
+            if stop_at == state.step + 1 and backend.rank == backend.size - 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            for group in opt.param_groups:
+                group["lr"] = 0.05 / (1 + state.step)
+            for shard in step:
+                with opt.shard(shard.index, weight=len(shard)):
+                    if len(shard):
+                        found = x[shard.items] @ weights.sum(0) + bias.sum()
+                        if state.step >= 3:
+                            found = found + late.sum()
+                        torch.nn.functional.mse_loss(found, y[shard.items]).backward()
+            opt.average()
+            deaths.at(state.step + 1, "mean")
+            opt.step()
+            deaths.at(state.step + 1, "updated")
+    whole = trees.flatten(state.state_dict()["parts"]["opt"]["state"]).leaves
+    report(state, *(p.detach().numpy() for p in model), *map(np.asarray, whole))
+
+
+def watch_copies(state, deaths):
+    """Die, or seem to be interrupted, where the copies of step k are passed on."""
+    renew = state._copies.renew
+
+    def renewed(parts):
+        renew(parts)
+        deaths.at(state.step + 1, "copied")
+        if (once := f"{state.step + 1}:interrupted") in deaths.mine:
+            deaths.mine.remove(once)
+            raise ss.PeerLostError("as if this rank had not come that far")
+
+    state._copies.renew = renewed
+
+
+def wait_for_newcomers(state, backend, folder, n_ranks):
+    if folder and backend.rank == 0 and state.step == 7:
+        await_that((Path(folder) / "back").exists)
+    time.sleep(0.3 if folder and state.step > 7 and backend.size < n_ranks else 0.0)
 
 
 def shrunk(*gone):
@@ -295,14 +350,10 @@ def shrunk(*gone):
 
 
 def refused():
-    import torch
-
     backend, params = ss.initialize(), [np.zeros(300)]
     made = {n: ss.ShardedOptimizer(backend, Momentum(), copies=n).init(params) for n in (1, 2)}
-    sgd = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
     for call in (
         lambda: ss.ShardedOptimizer(backend, Momentum(), copies=3),
-        lambda: ss.ShardedOptimizer(backend, sgd, copies=2),
         lambda: ss.TrainState(backend, state=made[2]),
         lambda: ss.TrainState(backend, state=made[1]),
         lambda: ss.TrainState(backend, state=(params, made[2]), undo=True),
