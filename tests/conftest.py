@@ -12,7 +12,7 @@ if FAKES not in sys.path:
 import fake_worlds  # noqa: E402
 import pytest  # noqa: E402
 from leftovers import Leftovers  # noqa: E402
-from samestep.testing import options, protocol  # noqa: E402
+from samestep.testing import markers, protocol  # noqa: E402
 from suite_report import SuiteReport, leave_out_passed  # noqa: E402
 
 pytest_plugins = ["pytester"]
@@ -74,7 +74,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.option.all:
-        config.stash[options.EXPECTED_NAME] = EXPECTED_OF_ALL
+        config.stash[markers.EXPECTED_NAME] = EXPECTED_OF_ALL
     config.pluginmanager.register(SuiteReport(config), REPORT)
 
 

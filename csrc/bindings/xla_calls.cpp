@@ -219,12 +219,12 @@ std::int64_t call_number(const xla::Attributes& attributes) {
   return *static_cast<const std::int64_t*>(static_cast<const xla::Scalar*>(attributes.values[0])->value);
 }
 
-/// An error as samestep.group.jax_errors finds it again in what JAX raises.
+/// An error as samestep.group.jax_primitive finds it again in what JAX raises.
 std::string text_for_jax(const std::exception_ptr& pointer) {
   try {
     const py::gil_scoped_acquire gil;
     const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
-    return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
+    return py::module_::import("samestep.group.jax_primitive").attr("text_of")(error).cast<std::string>();
   } catch (const std::exception&) {
     // Of Python code, as where modules are being torn down. JAX then raises an error of its own class with the text.
     return text_of(pointer);

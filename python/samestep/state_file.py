@@ -17,7 +17,7 @@ import numpy as np
 from samestep import arrays, trees
 from samestep._util.loaded import is_a
 from samestep.errors import MismatchError
-from samestep.trees.adapters import KEY_DATA
+from samestep.trees.structure import KEY_DATA
 
 _ABOUT = "about.json"
 _PLAIN = (type(None), bool, int, float, str)  # as JSON has them; other scalars keep their class as arrays

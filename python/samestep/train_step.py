@@ -17,7 +17,7 @@ import numpy as np
 from samestep import _core
 from samestep.arrays import is_jax
 from samestep.arrays.pickling import dumps
-from samestep.data.steps import Shard
+from samestep.data.sampler import Shard
 from samestep.errors import MismatchError
 from samestep.group import compiled
 from samestep.step.audit import Audited, Differs, choose, with_another

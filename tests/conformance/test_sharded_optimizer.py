@@ -5,7 +5,7 @@ import pytest
 import samestep as ss
 from optimizers import Pair, adamw, each, momentum, sgd
 from samestep.optimizer import gather_state, shard_state
-from samestep.optimizer.partition import GRANULE, Partition
+from samestep.optimizer.flat_exchange import GRANULE, Partition
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

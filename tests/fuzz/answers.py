@@ -24,7 +24,7 @@ from samestep.errors import Error
 from samestep.rendezvous import TCPStore
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.table import RESERVED, WRITES, Table
-from samestep.rendezvous.tcp_connection import LEAVE
+from samestep.rendezvous.tcp_address import LEAVE
 
 _PATIENCE_S = 0.2
 _SECRET = b"known"

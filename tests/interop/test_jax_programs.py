@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import samestep as ss
 from running import RUN_COMMAND, program
-from samestep.group import jax_errors
+from samestep.group import jax_primitive
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -49,10 +49,10 @@ def test_an_error_that_is_met_only_at_the_wait_has_its_class(group):
     """JAX runs this program, whose callback is not ordered, in the background."""
 
     def fail(x):
-        with jax_errors.transport():
+        with jax_primitive.transport():
             raise ss.PeerLostError("rank 1 has ended")
 
-    jax_errors.install()
+    jax_primitive.install()
     failing = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct((), "float32"), (x @ x).sum()))
     with pytest.raises(ss.PeerLostError) as caught:
         jax.block_until_ready(jax.jit(lambda y: y + 1)(failing(jnp.ones((300, 300)))))
@@ -106,12 +106,12 @@ def test_an_error_without_its_form_keeps_its_text(group, monkeypatch):
     def fail(error):
         raise RuntimeError("not about the call")
 
-    monkeypatch.setattr(jax_errors, "text_of", fail)
+    monkeypatch.setattr(jax_primitive, "text_of", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"allreduce \(operation \d+ ") as caught:
         jax.block_until_ready(step(jnp.ones(length_of(group, False))))
     assert not isinstance(caught.value, ss.Error)
     assert "not about the call" not in str(caught.value)
-    jax_errors.forget_failed_program()  # else JAX makes later programs wait for the one that failed
+    jax_primitive.forget_failed_program()  # else JAX makes later programs wait for the one that failed
     assert group.allreduce(1) == 2
 
 

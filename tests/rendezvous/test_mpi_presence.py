@@ -5,9 +5,9 @@ import socket
 
 import pytest
 from samestep.errors import TimeoutError
-from samestep.world import bootstrap_mpi, mpi_liveness
+from samestep.world import bootstrap_mpi
 
-ENDPOINT = mpi_liveness._Endpoint("10.0.0.7", 41021, 41022)
+ENDPOINT = bootstrap_mpi._Endpoint("10.0.0.7", 41021, 41022)
 
 
 class Attempts:
@@ -40,17 +40,17 @@ class Attempts:
     ],
 )
 def test_whether_a_rank_can_be_asked(monkeypatch, listening, reserved, reaches):
-    monkeypatch.setattr(mpi_liveness, "_REACH_S", 0.05)
-    monkeypatch.setattr(mpi_liveness, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(bootstrap_mpi, "_REACH_S", 0.05)
+    monkeypatch.setattr(bootstrap_mpi, "_PAUSE_S", 0.0)
     attempts = Attempts(listening, reserved)
     monkeypatch.setattr(socket, "create_connection", attempts)
-    assert mpi_liveness._reaches(ENDPOINT) is reaches
+    assert bootstrap_mpi._reaches(ENDPOINT) is reaches
 
 
 @pytest.mark.parametrize(("endpoint", "at"), [(ENDPOINT, " at 10.0.0.7:41021"), (None, "")])
 def test_who_reaches_nobody_says_so(caplog, endpoint, at):
     with caplog.at_level(logging.WARNING, logger="samestep"):
-        mpi_liveness._tell_unreached(0, 1, ["a/1", "b/2"], endpoint)
+        bootstrap_mpi._tell_unreached(0, 1, ["a/1", "b/2"], endpoint)
     expected = f"rank 0 cannot reach rank 1 (b){at} over TCP: ranks that die are found at the deadline"
     assert [record.message for record in caplog.records] == [expected]
 

@@ -14,7 +14,7 @@ import samestep as ss
 from ranks import held, on_ranks
 from samestep._util import handshake
 from samestep.rendezvous import TCPStore
-from samestep.rendezvous.tcp_client import Client
+from samestep.rendezvous.tcp_store import Client
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import sys
 import pytest
 from samestep import doctor
 from samestep._util import cpus
-from samestep.world import limits
 
 
 def run(*words, **env):
@@ -155,21 +154,21 @@ def test_limits_of_a_container(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
     assert cpus.cpu_quota(tmp_path) == 1.5
-    found = limits.examine({}, tmp_path)
+    found = doctor.examine_limits({}, tmp_path)
     assert (found["shm"], found["memory"]["available"]) == (None, None)
-    rows = {name: (text, good) for name, text, good in limits.rows(found)}
+    rows = {name: (text, good) for name, text, good in doctor.limit_rows(found)}
     assert rows["CPU quota"] == ("1.5 CPUs by the control group", None)
     assert rows["/dev/shm"] == ("there is none", False)
 
 
 def test_limits_that_are_too_low_are_marked():
-    found = limits.examine({})
+    found = doctor.examine_limits({})
     found |= {
         "shm": {"free": 60 << 20, "total": 64 << 20},
         "nofile": {"soft": 256, "hard": None},
         "memlock": None,
     }
-    rows = {name: (text, good) for name, text, good in limits.rows(found)}
+    rows = {name: (text, good) for name, text, good in doctor.limit_rows(found)}
     assert rows["/dev/shm"] == (
         "60 MiB free of 64 MiB; NCCL and data loaders may need more: docker run --shm-size=1g",
         False,
@@ -195,7 +194,7 @@ def test_limits_that_are_too_low_are_marked():
 def test_the_hosts_that_would_be_used(env, hosts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nodes").write_text("n1 4 all.q\nn1\nn2\n")
-    assert limits.hosts(env).startswith(hosts)
+    assert doctor.hosts(env).startswith(hosts)
 
 
 def test_it_names_unknown_variables_and_hides_the_secret():

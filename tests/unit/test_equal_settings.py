@@ -5,7 +5,7 @@ import re
 import pytest
 import samestep as ss
 from samestep import _settings
-from samestep.world import equal_settings, transports
+from samestep.world import transports
 
 ALL = sorted(
     {*_settings.must_agree("mpi"), *_settings.must_agree("native"), *_settings.must_agree("devices")}
@@ -24,44 +24,44 @@ def test_what_one_rank_was_given_otherwise_is_told_with_ranks_and_values(name):
     usual = re.escape(_settings.parse(name, None) or "not set")
     message = rf"{name} has .*, but is {usual} on ranks 0-1, 3, {OTHER[name]} on rank 2"
     with pytest.raises(ss.MismatchError, match=message):
-        equal_settings.require_equal(table, [name])
-    assert equal_settings.require_equal(
+        transports.require_equal(table, [name])
+    assert transports.require_equal(
         table, [other for other in ALL if other != name]
     )  # which does not matter here
-    assert equal_settings.require_equal([{name: OTHER[name]}] * 4, [name]) == {name: OTHER[name]}
+    assert transports.require_equal([{name: OTHER[name]}] * 4, [name]) == {name: OTHER[name]}
 
 
 def test_versions_are_compared(monkeypatch):
-    ours = equal_settings.local_settings({})
-    assert equal_settings.require_equal([ours] * 3, ()) == {}
+    ours = transports.local_settings({})
+    assert transports.require_equal([ours] * 3, ()) == {}
     monkeypatch.setattr(_settings, "VERSION", "9.9")
-    theirs = equal_settings.local_settings({})
+    theirs = transports.local_settings({})
     message = (
         rf"same version of samestep, but have {re.escape(ours['version'])} on ranks 0, 2, 9\.9 on rank 1"
     )
     with pytest.raises(ss.MismatchError, match=message):
-        equal_settings.require_equal([ours, theirs, ours], ())
+        transports.require_equal([ours, theirs, ours], ())
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_means_nothing_is_told_with_its_rank(name):
     with pytest.raises(ss.InvalidArgumentError, match=f"{name} must be .*, got '-1' on rank 1"):
-        equal_settings.require_equal([{}, {name: "-1"}], [name])
+        transports.require_equal([{}, {name: "-1"}], [name])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if _settings.parse(name, None)])
 def test_what_says_the_usual_is_as_good_as_nothing(name):
     usual = _settings.parse(name, None)
-    assert equal_settings.require_equal([{}, {name: usual}], [name]) == {name: usual}
+    assert transports.require_equal([{}, {name: usual}], [name]) == {name: usual}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if _settings.SETTINGS[name].zero_is_unset])
 def test_a_piece_of_no_bytes_is_none(name):
-    assert equal_settings.require_equal([{}, {name: "0"}], [name]) == {name: ""}
+    assert transports.require_equal([{}, {name: "0"}], [name]) == {name: ""}
 
 
 def requested(backend, given):
-    agreed = equal_settings.require_equal([given] * 2, _settings.must_agree(backend))
+    agreed = transports.require_equal([given] * 2, _settings.must_agree(backend))
     return transports.requested_transport(backend, agreed)
 
 

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 from samestep._util.text import ranks_text
-from samestep.launch.causes import Cause, others, ranks_named, root_cause
-from samestep.launch.exit_status import ProcessExit, describe
+from samestep.launch.causes import Cause, ProcessExit, describe, others, ranks_named, root_cause
 
 KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
 

@@ -18,7 +18,7 @@ from samestep._util import handshake, strangers
 from samestep._util.frames import Channel
 from samestep._util.network_identity import network_identity
 from samestep.group import printing
-from samestep.launch import agent, bootstrap, frames, network, terminal
+from samestep.launch import agent, bootstrap, frames, network
 from samestep.launch import output as output_module
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
@@ -144,8 +144,8 @@ def screen(monkeypatch):
     def make(*, on_terminal=False, **options):
         ours, theirs = pty.openpty() if on_terminal else os.pipe()
         opened.extend((ours, theirs))
-        monkeypatch.setattr(terminal, "redraws", lambda fd: on_terminal and fd in (1, 2))
-        monkeypatch.setattr(terminal, "columns", lambda fd: 20)
+        monkeypatch.setattr(output_module, "redraws", lambda fd: on_terminal and fd in (1, 2))
+        monkeypatch.setattr(output_module, "columns", lambda fd: 20)
         monkeypatch.setattr(os, "write", lambda fd, data: write(theirs if fd in (1, 2) else fd, data))
         output = Output(Loop(), **({"raw": False, "logs": {}, "on_lost": pytest.fail} | options))
 
@@ -210,9 +210,9 @@ def test_which_terminals_redraw_a_line(env, width, expected):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, array.array("H", [24 if width else 0, width, 0, 0]))
     reading, writing = os.pipe()
     try:
-        assert terminal.redraws(theirs, env) == expected
-        assert not terminal.redraws(writing, env)
-        assert terminal.columns(theirs) == 80
+        assert output_module.redraws(theirs, env) == expected
+        assert not output_module.redraws(writing, env)
+        assert output_module.columns(theirs) == 80
     finally:
         for fd in (ours, theirs, reading, writing):
             os.close(fd)

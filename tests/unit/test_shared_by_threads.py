@@ -106,21 +106,22 @@ def test_one_world_for_all_threads():
 
 
 def test_schemes_are_given_once():
-    from samestep.rendezvous import HashStore, handlers
+    from samestep.rendezvous import HashStore
+    from samestep.rendezvous import url as urls
 
     def give(number):
         taken = 0
         for i in range(50):
             try:
-                handlers.register_rendezvous_handler(f"threads{i}", lambda url: iter(()))
+                urls.register_rendezvous_handler(f"threads{i}", lambda url: iter(()))
             except ValueError:
                 taken += 1
-            with handlers.url_of_store(HashStore(), number, 9) as url:
-                assert handlers.open_store(url, None, None)[1:] == (number, 9)
+            with urls.url_of_store(HashStore(), number, 9) as url:
+                assert urls.open_store(url, None, None)[1:] == (number, 9)
         return taken
 
     try:
         assert sum(run_at_once([lambda n=n: give(n) for n in range(N_THREADS)])) == 50 * (N_THREADS - 1)
     finally:
         for i in range(50):
-            handlers._handlers.pop(f"threads{i}", None)
+            urls._handlers.pop(f"threads{i}", None)

@@ -390,13 +390,13 @@ def test_promises_may_stand_under_another_name(pytester):
     pytester.makeini("[pytest]\nsamestep_ranks_expected = 1:1\nof_all = 1:3")
     pytester.makeconftest(
         """
-        from samestep.testing import options
+        from samestep.testing import markers
 
         def pytest_addoption(parser):
             parser.addini("of_all", "promises", "args")
 
         def pytest_configure(config):
-            config.stash[options.EXPECTED_NAME] = "of_all"
+            config.stash[markers.EXPECTED_NAME] = "of_all"
         """
     )
     code, text = run(pytester, "import pytest\n\n@pytest.mark.ranks(1)\ndef test_good(ranks): pass\n")

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from samestep.torch import gloo
+from samestep.torch import autoload
 
 
 class OfNewerTorch:
@@ -38,7 +38,7 @@ def test_gloo_is_replaced_where_a_group_is_opened(given, started, from_2_14, bac
         distributed_c10d=SimpleNamespace(),
         Backend=backend_class,
     )
-    gloo.replace(dist, "samestep")
+    autoload.replace(dist, "samestep")
     assert dist.distributed_c10d.init_process_group is dist.init_process_group
     assert dist.distributed_c10d.new_group is dist.new_group
     name = from_2_14 if backend_class is OfNewerTorch else started

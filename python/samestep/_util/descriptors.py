@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 
 
@@ -44,3 +45,10 @@ def reason(error: OSError) -> str:
         return error.strerror or str(error)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"{error.strerror}: this process may have {limit}, and needs one for each rank; raise `ulimit -n`"
+
+
+def open_closed() -> None:
+    """Open those that are closed on /dev/null, so that no connection of ours gets the number that prints go to."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -1,7 +1,6 @@
 """Division of the data among ranks."""
 
 from samestep.data.container import DistributedDataContainer
-from samestep.data.sampler import DistributedSampler
-from samestep.data.steps import Shard
+from samestep.data.sampler import DistributedSampler, Shard
 
 __all__ = ["DistributedDataContainer", "DistributedSampler", "Shard"]

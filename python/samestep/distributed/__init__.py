@@ -9,36 +9,37 @@ gradients /= dist.get_world_size()
 Each function checks its arguments and calls the one `samestep.Backend` of the process.
 """
 
-from samestep.distributed.backends import (
-    Backend,
-    ReduceOp,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    reduce_op,
-)
 from samestep.distributed.collectives import (
     all_gather,
     all_reduce,
     barrier,
     broadcast,
     gather,
+    irecv,
+    isend,
+    recv,
     reduce,
     scatter,
+    send,
 )
 from samestep.distributed.groups import (
+    Backend,
     GroupMember,
+    ReduceOp,
     get_backend,
     get_rank,
     get_world_size,
     group,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
     is_initialized,
+    is_mpi_available,
+    is_nccl_available,
     new_group,
+    reduce_op,
 )
-from samestep.distributed.messages import irecv, isend, recv, send
-from samestep.distributed.multigpu import (
+from samestep.distributed.lists import (
     all_gather_multigpu,
     all_reduce_multigpu,
     broadcast_multigpu,

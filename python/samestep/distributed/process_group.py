@@ -11,11 +11,11 @@ from typing import Any
 from samestep import _core, _settings, internal
 from samestep import backend as samestep_backend
 from samestep.distributed import groups, requests
-from samestep.distributed.backends import KINDS, Backend, BackendName
+from samestep.distributed.groups import KINDS, Backend, BackendName
 from samestep.errors import Error, InvalidArgumentError
-from samestep.rendezvous.handlers import url_of_store
 from samestep.rendezvous.store import PrefixStore, Store, seconds_of
 from samestep.rendezvous.table import RESERVED
+from samestep.rendezvous.url import url_of_store
 from samestep.world import lifecycle
 
 DEFAULT_TIMEOUT = 1800.0  # seconds

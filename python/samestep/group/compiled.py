@@ -103,7 +103,7 @@ def await_programs() -> None:
 def forget_programs() -> None:
     """Let JAX compile all functions anew: their programs hold the rank and size that this process had."""
     if _MADE_BY in sys.modules:
-        sys.modules["samestep.group.jax_errors"].forget_failed_program()
+        sys.modules["samestep.group.jax_primitive"].forget_failed_program()
         sys.modules["jax"].clear_caches()
 
 

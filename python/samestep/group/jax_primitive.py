@@ -10,12 +10,14 @@ gradient on a rank is that of the sum of what all ranks compute.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import re
 import threading
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,11 +25,108 @@ from jax import numpy as jnp
 from jax._src import core, dispatch, effects
 from jax.interpreters import ad, batching, mlir
 
-from samestep import _core
+from samestep import _core, errors
+from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
-from samestep.group import jax_errors
 from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import PREMUL, ReduceOp
+
+if TYPE_CHECKING:
+    import logging
+
+_TEXT = "<samestep.{}>{}</samestep>"
+_PATTERN = re.compile(r"<samestep\.(\w+)>(.*?)</samestep>", re.DOTALL)
+
+
+class _CallbackError(Exception):
+    """Passes the class name and text of an error through XLA."""
+
+
+def text_of(error: BaseException) -> str:
+    """The form in which an error survives XLA; that of samestep's errors and of Ctrl-C names the class.
+
+    Example:
+      >>> text_of(errors.TimeoutError("rank 1 is late"))
+      '<samestep.TimeoutError>rank 1 is late</samestep>'
+    """
+    names = [name for name, kind in _KINDS.items() if kind in type(error).__mro__]
+    return _TEXT.format(names[0], error) if names else error_line(error)
+
+
+_KINDS = {name: getattr(errors, name) for name in errors.__all__ if name != "Error"}
+_KINDS |= {"Error": errors.Error, "KeyboardInterrupt": KeyboardInterrupt}
+
+
+@contextlib.contextmanager
+def transport() -> Iterator[None]:
+    """In this context, inside a host callback, errors of samestep are raised in that form."""
+    try:
+        yield
+    except (errors.Error, KeyboardInterrupt) as error:
+        raise _CallbackError(text_of(error)) from None
+
+
+@functools.cache
+def install() -> None:
+    """Let `JaxRuntimeError` recognise our errors; once per process, before the first program is compiled.
+
+    A JAX that does not allow it raises `JaxRuntimeError` with our text in it, as it does for other libraries.
+    """
+    import logging  # rarely needed
+
+    import jax
+
+    base = getattr(jax.errors, "JaxRuntimeError", None)
+    if base is None:
+        return
+    usual = base.__new__
+
+    def new(cls: type[BaseException], *args: Any) -> BaseException:
+        found = _PATTERN.search(args[0]) if cls is base and args and isinstance(args[0], str) else None
+        if found is None:
+            return usual(cls, *args)  # type: ignore[no-any-return]
+        forget_failed_program()
+        kind = _class_for(found[1], base)
+        return kind.__new__(kind)  # type: ignore[no-any-return]
+
+    with contextlib.suppress(AttributeError, TypeError):
+        base.__new__ = new
+    logging.getLogger("jax._src.callback").addFilter(_is_not_ours)
+
+
+@functools.cache
+def _class_for(name: str, base: Any) -> Any:
+    """A class that is both the error of that name and JAX's."""
+    kind = _KINDS[name]
+
+    def init(self: BaseException, message: str, *details: Any) -> None:
+        base.__init__(self, message, *details)
+        found = _PATTERN.search(message)
+        self.args = (found[2] if found else message,)
+
+    members = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__init__": init,
+        "__str__": kind.__str__,
+        "__reduce__": lambda self: (kind, self.args),
+    }
+    return type(kind.__name__, (kind, base), members)
+
+
+def forget_failed_program() -> None:
+    """Let later programs run: JAX would make each wait for the one before, and fail with its error."""
+    with contextlib.suppress(ImportError, AttributeError):  # an internal name of JAX
+        from jax._src import dispatch
+
+        dispatch.runtime_tokens.clear()
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """JAX logs the traceback of each error in a callback, in front of the error itself."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, _CallbackError)
+
 
 _TARGET = "samestep_collective"
 _SUM, _AVG = ReduceOp.SUM.value, ReduceOp.AVG.value
@@ -63,7 +162,7 @@ def _made_once(make: Callable[[], Any]) -> Callable[[], Any]:
 
 def bind(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
     """Add the collective to the program that JAX is tracing."""
-    jax_errors.install()
+    install()
     return list(_primitive().bind(*map(jnp.asarray, leaves), collective=collective))
 
 
@@ -144,7 +243,7 @@ def _lower_to_callback(ctx: Any, *args: Any, collective: Collective) -> Any:
 
     def callback(*given: Any) -> list[Any]:
         results = [np.empty(aval.shape, aval.dtype) for aval in ctx.avals_out]
-        with jax_errors.transport():
+        with transport():
             made.run([np.asarray(value, order="C") for value in given], results)
         return results
 
@@ -252,7 +351,7 @@ def bind_function(
     shapes: Sequence[tuple[int, ...]] | None,
 ) -> list[Any]:
     """Add a call of a Python function to the program, ordered with its collectives."""
-    jax_errors.install()
+    install()
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     results = zip(shapes or [x.shape for x in arrays], arrays, strict=True)
     types = tuple((tuple(shape), str(x.dtype)) for shape, x in results)
@@ -285,7 +384,7 @@ def _refuse_transformation(*_: Any, act: str, **__: Any) -> Any:
 
 def _lower_function(ctx: Any, *args: Any, act: str, function: Any, types: Any) -> Any:
     def callback(*values: Any) -> list[Any]:
-        with jax_errors.transport():
+        with transport():
             return list(function(*[np.array(value) for value in values]))
 
     return _emit_callback(ctx, callback, args)

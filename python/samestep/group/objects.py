@@ -14,8 +14,7 @@ from samestep.arrays.pickling import dumps
 from samestep.errors import InvalidArgumentError
 from samestep.group import trust
 from samestep.group.method_support import MethodSupport
-from samestep.group.unawaited import GIVEN_BACK, NOTHING, go_on
-from samestep.group.work import Status, Work, Works
+from samestep.group.work import GIVEN_BACK, NOTHING, Status, Work, Works, go_on
 
 ANY = -1
 """Any source, or any tag."""

@@ -7,7 +7,7 @@ From an agent:
 * `STARTED` (JSON: pid), `LINES` (whole ones), and where asked for `PARTIAL` (the unfinished one);
 * `TAKEN` (JSON: a number): as many bytes of `INPUT` need no more room;
 * `CUT_OFF`: `mpirun` ended the agent's stub;
-* `EXITED` (JSON: status, time, signals, signalled_at, out_of_memory, error, as in `exit_status.ProcessExit`): the
+* `EXITED` (JSON: status, time, signals, signalled_at, out_of_memory, error, as in `causes.ProcessExit`): the
   rank ended;
 * `DONE`: everything that the rank started is gone, too.
 

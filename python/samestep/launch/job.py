@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from samestep.launch import processes
-from samestep.launch.exit_status import ProcessExit
+from samestep.launch.causes import ProcessExit
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output

@@ -8,13 +8,40 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from samestep._util.text import LINE_HEAD, numbers_text
-from samestep.launch import terminal
 from samestep.launch.arguments import Options
 from samestep.launch.loop import Loop
+
+
+def redraws(fd: int, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether `fd` is an interactive terminal whose last line can be redrawn.
+
+    A pseudo-terminal whose output ends in a file or a web page, as of a CI service or a notebook, shows each new state
+    behind the one before. It is recognised by `TERM`, which is missing or "dumb"; by a width of 0, which nobody has
+    set; by `CI`, which CI services set; or by `JPY_PARENT_PID`, which Jupyter sets for its kernels.
+
+    Example:
+      >>> redraws(0, {"TERM": "dumb"})
+      False
+    """
+    if env.get("TERM", "") in ("", "dumb") or env.get("CI", "").lower() not in ("", "0", "false"):
+        return False
+    try:
+        return "JPY_PARENT_PID" not in env and os.isatty(fd) and os.get_terminal_size(fd).columns > 0
+    except OSError:
+        return False
+
+
+def columns(fd: int) -> int:
+    """The width of the terminal `fd`, 80 where it cannot be known."""
+    try:
+        return os.get_terminal_size(fd).columns or 80
+    except OSError:
+        return 80
+
 
 _AT_ONCE = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
 _MAX_PIECES = 16  # of that size, before the loop polls the ranks again
@@ -59,7 +86,7 @@ class Output:
         self._lost: set[int] = set()
         self._unfinished: tuple[int, int, bytes] | None = None  # rank, descriptor, what the terminal shows
         self._held: dict[int, bytes] = {}  # rank -> the end of what it has written to stderr
-        self.live = [fd for fd in shown if terminal.redraws(fd)]
+        self.live = [fd for fd in shown if redraws(fd)]
         self.n_waiting = 0
 
     def lines(self, rank: int, fd: int, data: bytes) -> None:
@@ -107,7 +134,7 @@ class Output:
         self._hide_unfinished(forget=True)
         if text:
             shown = (b"" if self._raw else b"[%d] " % rank) + _visible(text)
-            width = terminal.columns(fd) - 1
+            width = columns(fd) - 1
             self._unfinished = (rank, fd, shown.decode(errors="replace")[:width].encode())
             self._push(fd, self._unfinished[2])
 

@@ -22,8 +22,7 @@ from samestep._util.network_identity import network_identity
 from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
-from samestep.launch.causes import others, root_cause
-from samestep.launch.exit_status import ProcessExit
+from samestep.launch.causes import ProcessExit, others, root_cause
 from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop

@@ -12,8 +12,8 @@ if __name__ == "__main__":
     mp.spawn(main, args=(4,), nprocs=4)
 """
 
-from samestep.multiprocessing.context import ProcessContext
-from samestep.multiprocessing.failures import (
+from samestep.multiprocessing.context import (
+    ProcessContext,
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,

@@ -1,4 +1,4 @@
-"""The parent's side of processes that `spawn` has started."""
+"""The parent's side of processes that `spawn` has started, and the exceptions it raises if one has failed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,54 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from samestep.launch.causes import root_cause
-from samestep.launch.exit_status import ProcessExit, describe
-from samestep.multiprocessing.failures import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-)
+from samestep.errors import Error
+from samestep.launch.causes import ProcessExit, describe, root_cause
+
+
+class ProcessException(Error, RuntimeError):
+    """A process that `spawn` started has failed: the first one, in time."""
+
+    __module__ = "samestep.multiprocessing"
+
+    def __init__(self, text: str, error_index: int, error_pid: int) -> None:
+        super().__init__(text)
+        self.error_index = error_index
+        """Which process: what its function got as first argument."""
+        self.error_pid = error_pid
+        """Its process id."""
+
+    @property
+    def pid(self) -> int:
+        """The same as `error_pid`."""
+        return self.error_pid
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """Its function has raised; the text has the traceback."""
+
+    __module__ = "samestep.multiprocessing"
+
+
+class ProcessExitedException(ProcessException):
+    """It has exited with a code other than 0, or a signal has ended it."""
+
+    __module__ = "samestep.multiprocessing"
+
+    def __init__(
+        self, text: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(text, error_index, error_pid)
+        self.exit_code = exit_code
+        """Minus the number of the signal, where one has ended it."""
+        self.signal_name = signal_name
+        """Such as "SIGSEGV"; None without one."""
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.error_index, self.error_pid, self.exit_code, self.signal_name)
+
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _CAUSE_S = 4.0  # for the process whose failure another one has noticed to fail visibly

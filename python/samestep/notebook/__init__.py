@@ -39,7 +39,7 @@ def launch(function: Callable[..., Any], n: int, /, *arguments: Any, **keywords:
       >>> ss.launch(math.sqrt, 2, 9.0)
       [3.0, 3.0]
     """
-    from samestep.notebook.launching import launch_ranks
+    from samestep.notebook.ranks import launch_ranks
 
     return launch_ranks(function, n, arguments, keywords)
 

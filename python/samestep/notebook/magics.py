@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samestep.errors import Error
-from samestep.multiprocessing.failures import ProcessException
+from samestep.multiprocessing.context import ProcessException
 from samestep.notebook.ranks import Ranks
 
 _GRACE_S = 10.0  # for the other ranks to finish a cell that failed on one

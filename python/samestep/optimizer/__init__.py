@@ -9,7 +9,7 @@ from samestep._util.loaded import is_a
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
-from samestep.optimizer import gradient_transformation
+from samestep.optimizer import extra_arguments
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
 
@@ -90,7 +90,7 @@ def DistributedOptimizer(
             "Accumulator and pass its mean to the optimizer itself"
         )
     if _is_pair(opt):
-        return cast("_Opt", gradient_transformation.distribute(backend, opt, op))
+        return cast("_Opt", extra_arguments.distribute(backend, opt, op))
     raise TypeError(
         f"DistributedOptimizer: {opt!r} is neither a torch Optimizer nor an object with "
         "init(params) and update(grads, state, params); or average by hand: allreduce_gradients(backend, g)"

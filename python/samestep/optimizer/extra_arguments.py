@@ -1,4 +1,7 @@
-"""Arguments of `update` besides the gradients, the state and the parameters: equal on all ranks, or refused."""
+"""Optimizers with init(params) -> state and update(grads, state, ...) -> (updates, state), as in optax.
+
+Arguments of `update` besides the gradients, the state and the parameters are equal on all ranks, or refused.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
+from samestep.optimizer.state_facts import StateFacts
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_tree, reduce_gradients
+from samestep.step.state_hash import Verifier
 from samestep.trees import signature
-from samestep.trees.adapters import expand_jax
 from samestep.trees.facts import NO_FACTS, Facts
 from samestep.trees.fusion import timer
 from samestep.trees.identity import identity_of
+from samestep.trees.structure import expand_jax
 
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
 _FUNCTION = "value_fn"  # and the function that computes the loss
@@ -212,3 +217,61 @@ def _refusal(where: str, leaves: list[Any], name: str, no_functions: str) -> str
         if not callable(leaf) and not _is_numeric_leaf(leaf) and identity_of(leaf) is None:
             return f"{where} is of type {type(leaf).__name__}, which ranks cannot compare; pass arrays or numbers"
     return ""
+
+
+def distribute(backend: Group, opt: Any, op: Any) -> Any:
+    """Return `opt` with an `update` that first reduces its first argument over all ranks.
+
+    A named tuple, as optax has, comes back as the same type, so that `isinstance` tests, `optax.chain` and
+    checkpoints see no difference. Another object comes back as a `DistributedTransformation`.
+    """
+    if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
+        return DistributedTransformation(backend, opt, op)
+    wrapped = DistributedTransformation(backend, opt, op)
+
+    def update(
+        grads: Any, *args: Any, **kwargs: Any
+    ) -> Any:  # no method, which a copy of the tuple would copy
+        return wrapped.update(grads, *args, **kwargs)
+
+    return opt._replace(update=update)
+
+
+class DistributedTransformation:
+    """An optimizer object whose `update` averages first; all else, also assignment, is the inner's."""
+
+    def __init__(self, backend: Group, inner: Any, op: Any) -> None:
+        kind = "" if isinstance(inner, tuple) else f"({type(inner).__name__})"
+        verifier = Verifier.wanted(backend, f"DistributedOptimizer{kind}")
+        facts = StateFacts(inner)
+        self.__dict__.update(_backend=backend, inner=inner, _op=op, _verifier=verifier, _facts=facts)
+
+    def update(self, grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
+        """The inner `update` with `grads` reduced over all ranks, each of which counts as `weight`. Collective."""
+        if self._verifier is not None:
+            kept = {name: value for name, value in kwargs.items() if name in KEPT}
+            self._verifier.before_step({"args": args[:2], "kwargs": kept})
+        state = args[0] if args else kwargs.get("state")
+        facts = self._facts.of(state) if self._backend.size > 1 else NO_FACTS
+        by_position = {f"argument {i}": value for i, value in enumerate(args[2:], 4)}
+        grads, extra = reduce_all(
+            self._backend,
+            "DistributedOptimizer.update",
+            grads,
+            {**by_position, **kwargs},
+            self._op,
+            weight=weight,
+            facts=facts,
+        )
+        return self.inner.update(grads, *args, **{name: extra[name] for name in kwargs})
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not yet there while being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    def __repr__(self) -> str:
+        return f"DistributedTransformation({self.inner!r})"

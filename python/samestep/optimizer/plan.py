@@ -12,8 +12,7 @@ from samestep import trees
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.optimizer import probe
-from samestep.optimizer.flat_exchange import FlatExchange
-from samestep.optimizer.partition import Partition
+from samestep.optimizer.flat_exchange import FlatExchange, Partition
 from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
 from samestep.trees import signature

@@ -9,8 +9,8 @@ import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep.errors import InvalidArgumentError
+from samestep.step.combine import Memory, Partial, Term
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe
-from samestep.step.partial import Memory, Partial, Term
 from samestep.step.state_hash import leaf_hash
 from samestep.trees.signature import leaf_text
 

@@ -23,8 +23,7 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
 from samestep.group.group import Group
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
-from samestep.optimizer.torch_settings import Settings
-from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
+from samestep.optimizer.torch_state import Settings, named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
 from samestep.step.together import note_reduced

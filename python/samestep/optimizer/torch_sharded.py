@@ -19,14 +19,11 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.optimizer import torch_scaler
-from samestep.optimizer.flat_exchange import FlatExchange
-from samestep.optimizer.partition import Partition
+from samestep.optimizer.flat_exchange import FlatExchange, Partition
 from samestep.optimizer.probe import part_shape
-from samestep.optimizer.torch_probe import require_elementwise
-from samestep.optimizer.torch_settings import Settings
-from samestep.optimizer.torch_sharded_state import gather, slice_state
+from samestep.optimizer.torch_sharded_state import gather, require_elementwise, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
-from samestep.optimizer.torch_state import named_parameters, require_plain
+from samestep.optimizer.torch_state import Settings, named_parameters, require_plain
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier

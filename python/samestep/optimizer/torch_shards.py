@@ -12,8 +12,7 @@ import torch
 
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
-from samestep.optimizer.torch_settings import Settings
-from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
+from samestep.optimizer.torch_state import Settings, named_parameters, require_plain, state_of
 from samestep.step.accumulator import Accumulator
 from samestep.step.state_hash import Verifier, same
 

@@ -5,10 +5,10 @@ Nothing here imports the compiled core.
 """
 
 from samestep.rendezvous.file_store import FileStore
-from samestep.rendezvous.handlers import register_rendezvous_handler
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.rendezvous.store import HashStore, PrefixStore, Store
 from samestep.rendezvous.tcp_store import TCPStore
+from samestep.rendezvous.url import register_rendezvous_handler
 
 __all__ = [
     "FileStore",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
+import struct
 import threading
 import time
 import weakref
@@ -15,10 +17,59 @@ from datetime import timedelta
 from typing import Any
 
 from samestep._util import users
-from samestep.errors import Error, InvalidArgumentError, NotInitializedError, UnavailableError
-from samestep.rendezvous import file_locks
+from samestep.errors import Error, InvalidArgumentError, NotInitializedError, TimeoutError, UnavailableError
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
 from samestep.rendezvous.table import WRITES, Path, Table
+
+TURN = 1 << 40
+"""Held exclusively for the time of one operation."""
+ALIVE = TURN + 1
+"""Shared by all processes that have the store open."""
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_FIRST_LOCK_PAUSE_S, _LONGEST_LOCK_PAUSE_S = 0.0005, 0.01
+
+
+def _try(fd: int, kind: int, byte: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, says POSIX
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def exclusive(fd: int, byte: int, timeout: float, what: str) -> Iterator[None]:
+    """Holds `byte` alone.
+
+    Raises:
+      TimeoutError: another process has held it for `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_LOCK_PAUSE_S
+    while not _try(fd, fcntl.F_WRLCK, byte):
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"{what}: another process has kept it locked for {timeout:g} s; is one stopped?"
+            )
+        time.sleep(pause)  # not the waiting form of the lock, which has no deadline
+        pause = min(2 * pause, _LONGEST_LOCK_PAUSE_S)
+    try:
+        yield
+    finally:
+        _try(fd, fcntl.F_UNLCK, byte)
+
+
+def is_free(fd: int, byte: int) -> bool:
+    """Whether nobody else holds or shares `byte`."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    return int(_FLOCK.unpack(answer)[0]) == fcntl.F_UNLCK
+
+
+def share(fd: int, byte: int) -> None:
+    """Shares `byte` until `fd` is closed; for use under `exclusive` of another byte."""
+    _try(fd, fcntl.F_RDLCK, byte)
+
 
 _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
@@ -119,7 +170,7 @@ class FileStore(Store):
         while True:
             fd = _open_regular(self._file_name)
             try:
-                with file_locks.exclusive(fd, file_locks.TURN, self._timeout, self.where):
+                with exclusive(fd, TURN, self._timeout, self.where):
                     if _is_at(fd, self._file_name):  # else it was removed meanwhile
                         if self._join(fd):
                             return fd
@@ -134,7 +185,7 @@ class FileStore(Store):
     def _join(self, fd: int) -> bool:
         """Takes part in the store of an open file; False if it is empty and others may have opened it, too."""
         begin = os.pread(fd, len(_MAGIC), 0)
-        if begin and (begin != _MAGIC.encode() or file_locks.is_free(fd, file_locks.ALIVE)):
+        if begin and (begin != _MAGIC.encode() or is_free(fd, ALIVE)):
             whose = "was left by another job" if begin == _MAGIC.encode() else "is not a store of samestep"
             raise InvalidArgumentError(f"{self._file_name} {whose}: remove it, or give another path")
         is_shared = bool(os.fstat(fd).st_mode & _OF_OTHERS)
@@ -150,14 +201,14 @@ class FileStore(Store):
             except OSError as error:
                 os.ftruncate(fd, 0)
                 raise _cannot_write(self._file_name, error) from error
-        file_locks.share(fd, file_locks.ALIVE)
+        share(fd, ALIVE)
         return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         if not self._leave.alive:
             raise NotInitializedError(f"the store in {self._file_name} has been closed")
-        with self._mutex, file_locks.exclusive(self._fd, file_locks.TURN, self._timeout, self.where):
+        with self._mutex, exclusive(self._fd, TURN, self._timeout, self.where):
             yield
 
     def _read(self) -> None:
@@ -266,7 +317,7 @@ def _unlink(fd: int, file_name: str, *, when_alone: bool = False) -> None:
     Under a lock: between the check and the unlinking another leaving process might free the name and give it to the
     next store, which would then be unlinked.
     """
-    turn = file_locks.exclusive(fd, file_locks.TURN, _LONGEST_TURN_S, file_name)
+    turn = exclusive(fd, TURN, _LONGEST_TURN_S, file_name)
     with contextlib.suppress(OSError), turn:  # also if the lock is not granted
-        if _is_at(fd, file_name) and (not when_alone or file_locks.is_free(fd, file_locks.ALIVE)):
+        if _is_at(fd, file_name) and (not when_alone or is_free(fd, ALIVE)):
             os.unlink(file_name)

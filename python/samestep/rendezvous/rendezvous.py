@@ -18,7 +18,7 @@ from samestep.errors import (
     TimeoutError,
     UnavailableError,
 )
-from samestep.rendezvous import handlers, url
+from samestep.rendezvous import url
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.store import PrefixStore, Store
 from samestep.rendezvous.table import RESERVED
@@ -206,7 +206,7 @@ def open_rendezvous(
       >>> rendezvous.close()
     """
     deadline = Deadline(timeout)
-    handled = handlers.open_store(method, rank, world_size)
+    handled = url.open_store(method, rank, world_size)
     if handled is not None:
         store, rank, world_size = handled
         return join(store, rank, world_size, deadline.left)

@@ -21,8 +21,16 @@ from samestep._util.text import warn
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous import same_user
 from samestep.rendezvous.table import WRITES, Table
-from samestep.rendezvous.tcp_address import address_text
-from samestep.rendezvous.tcp_connection import CLOSED, LEAVE, OPEN, REFUSAL, REQUEST, RESULT, Connection
+from samestep.rendezvous.tcp_address import (
+    CLOSED,
+    LEAVE,
+    OPEN,
+    REFUSAL,
+    REQUEST,
+    RESULT,
+    Connection,
+    address_text,
+)
 
 # Bytes that clients without a secret may store or have in progress.
 _MAX_UNPROVED_NBYTES = 64 << 20

@@ -1,20 +1,280 @@
-"""A store kept by one process, rank 0, and reached over TCP."""
+"""A store kept by one process, rank 0, and reached over TCP: its contents are in `tcp_server`."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import select
+import socket
+import threading
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from samestep._util import handshake
-from samestep.errors import InvalidArgumentError, TimeoutError
+from samestep._util import handshake, silence
+from samestep._util.frames import Channel
+from samestep._util.json_layout import loads
+from samestep.errors import (
+    InvalidArgumentError,
+    NotInitializedError,
+    PeerLostError,
+    TimeoutError,
+    UnavailableError,
+)
 from samestep.rendezvous import same_user, tcp_address
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store, seconds_of
-from samestep.rendezvous.table import RESERVED, Path
-from samestep.rendezvous.tcp_client import Client
+from samestep.rendezvous.table import RESERVED, RESULTS, Path
+from samestep.rendezvous.tcp_address import (
+    CLOSED,
+    LARGEST_FRAME,
+    LEAVE,
+    OPEN,
+    REFUSAL,
+    REQUEST,
+    RESULT,
+    address_text,
+)
 from samestep.rendezvous.tcp_server import Server
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
+_RESULTS = {**RESULTS, "await": RESULTS["missing"]}
+_CONNECT_S = 10.0  # for a host to answer at all
+_LOOK_S = 1.0  # between checks that it still does
+_GRACE_S = 5.0  # for an answer, on top of the time that was asked for
+
+
+class _Link(NamedTuple):
+    """A connection, and the frames on it."""
+
+    socket: socket.socket
+    channel: Channel
+
+
+class Client:
+    """Asks the server at an address. Threads do not wait for each other: each request has a connection of its own.
+
+    Attributes:
+      private: the server lets in processes of this job, or of this user, only, and has proved to be one itself.
+
+    Args:
+      host, port: where the server is.
+      secret: of the job.
+      timeout: seconds to reach it at first; until then a refused connection is tried again.
+
+    Raises:
+      TimeoutError: nobody answers there.
+      UnavailableError: something else does, or the store of another job.
+    """
+
+    def __init__(self, host: str, port: int, secret: bytes, timeout: float) -> None:
+        self._host, self._port, self._secret = host, port, secret
+        self.private = bool(secret)
+        self._where = address_text(host, port)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._idle = [self._connect_patiently(timeout)]
+
+    def request(self, *words: Any, seconds: float) -> Any:
+        """What the server answers to an operation, which it may take `seconds` for.
+
+        Raises:
+          InvalidArgumentError: the server refuses it.
+          PeerLostError: the server has ended. TimeoutError: it does not answer.
+        """
+        patience = seconds + _GRACE_S
+        try:
+            kind, payload = self._ask(self._take(patience), list(words), patience)
+            if kind == REFUSAL:
+                raise InvalidArgumentError(loads(payload, str))
+            if kind != RESULT:
+                raise ValueError("neither a result nor a refusal")
+            (result,) = loads(payload, [_RESULTS[words[0]]], most=LARGEST_FRAME)
+            _check(result, *words)
+            return result
+        except (InvalidArgumentError, TimeoutError):
+            raise
+        except ValueError as error:
+            raise UnavailableError(
+                f"what answers at {self._where} is not a store of samestep: {error}"
+            ) from error
+        except OSError as error:
+            if isinstance(error, socket.timeout) and error.errno is None:  # else the kernel has ended it
+                raise TimeoutError(
+                    f"the store at {self._where} has not answered within {patience:g} s"
+                ) from error
+            raise PeerLostError(
+                f"rank 0, which keeps the store at {self._where}, has ended: {error}"
+            ) from error
+
+    def _ask(self, link: _Link, request: list[Any], patience: float) -> tuple[bytes, bytes]:
+        try:
+            link.socket.settimeout(patience)
+            link.socket.sendall(link.channel.seal(REQUEST, request))
+            arrived: list[tuple[bytes, bytes]] = []
+            while not arrived:
+                data = _received(link.socket, patience)
+                if not data:
+                    raise ConnectionResetError("it has closed the connection")
+                arrived = list(link.channel.feed(data))
+            if len(arrived) > 1 or link.channel.n_waiting:
+                raise ValueError("it sends more than an answer")
+        except BaseException:
+            link.socket.close()
+            raise
+        self._keep_idle(link)
+        return arrived[0]
+
+    def close(self) -> None:
+        """Leaves. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for link in idle:
+            if self._pid == os.getpid():  # in a fork the connection is still the parent's
+                with contextlib.suppress(OSError):
+                    if link is idle[0]:
+                        link.socket.sendall(link.channel.seal(LEAVE))
+                    link.socket.shutdown(socket.SHUT_RDWR)
+            link.socket.close()
+
+    def _take(self, patience: float) -> _Link:
+        with self._lock:
+            if self._pid != os.getpid():
+                for link in self._idle:
+                    link.socket.close()
+                self._pid, self._idle = os.getpid(), []
+            if self._closed:
+                raise NotInitializedError(f"the store at {self._where} has been closed")
+            while self._idle:
+                link = self._idle.pop()
+                if self.private or not _can_be_read(link.socket):
+                    return link
+                link.socket.close()  # a store without a secret has made room for others
+        return self._connect(patience)
+
+    def _keep_idle(self, link: _Link) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(link)
+                return
+        link.socket.close()
+
+    def _connect_patiently(self, timeout: float) -> _Link:
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._connect(max(0.001, deadline - time.monotonic()))
+            except OSError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(
+                        f"nobody answers at {self._where} within {timeout:g} s: {error}"
+                    ) from error
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _connect(self, timeout: float) -> _Link:
+        if self._secret or not same_user.is_loopback(self._host):
+            return self._connect_tcp(timeout)
+        try:
+            return self._connect_local(timeout)
+        except ConnectionRefusedError:
+            pass
+        refusal = self._why_refused(timeout)
+        with contextlib.suppress(ConnectionRefusedError):
+            return self._connect_local(timeout)  # a store opens it before it answers at its port
+        raise UnavailableError(refusal)
+
+    def _why_refused(self, timeout: float) -> str:
+        """As a text: an error in a variable keeps its frames, and what its callers hold, such as the world."""
+        try:  # tells whether nobody is there, another program, or a store with a secret
+            self._connect_tcp(timeout).socket.close()
+        except UnavailableError as error:
+            return str(error)
+        return (
+            f"the store at {self._where} has no secret and is kept by no process of this user on this host; give all "
+            "ranks of the job one SAMESTEP_SECRET"
+        )
+
+    def _connect_local(self, timeout: float) -> _Link:
+        link = same_user.connect(self._port, timeout)
+        try:
+            said = b""
+            while len(said) < len(OPEN):
+                data = link.recv(len(OPEN) - len(said))
+                if not data:
+                    raise ConnectionResetError("the connection was closed at once")
+                said += data
+        except BaseException:
+            link.close()
+            raise
+        if said not in (OPEN, CLOSED):
+            link.close()
+            raise UnavailableError(
+                f"another program answers beside {self._where}; choose another port (MASTER_PORT, or in the URL)"
+            )
+        self.private = said == CLOSED
+        return _Link(link, Channel(most=LARGEST_FRAME))
+
+    def _connect_tcp(self, timeout: float) -> _Link:
+        link = socket.create_connection((self._host, self._port), timeout=min(timeout, _CONNECT_S))
+        try:
+            if link.getsockname() == link.getpeername():  # where nobody listens this can happen by chance
+                raise ConnectionRefusedError("nobody listens")
+            link.settimeout(timeout)
+            silence.notice_silence(link)
+            return _Link(link, self._greet(link))
+        except BaseException:
+            link.close()
+            raise
+
+    def _greet(self, link: socket.socket) -> Channel:
+        ours = handshake.Client(handshake.STORE, self._secret)
+        try:
+            handshake.greet(link, ours)
+        except ValueError:
+            raise UnavailableError(
+                f"another program answers at {self._where}; choose another port (MASTER_PORT, or in the URL)"
+            ) from None
+        except PermissionError:
+            raise UnavailableError(
+                f"the store at {self._where} is another job's: SAMESTEP_SECRET differs; choose another port "
+                "(MASTER_PORT, or in the URL), or give all ranks of the job the same secret (`samestep run --nnodes` "
+                "takes it from ~/.config/samestep/secret of each node where it is not given)"
+            ) from None
+        return ours.channel(most=LARGEST_FRAME)
+
+
+def _received(link: socket.socket, patience: float) -> bytes:
+    """What arrives next. Raises OSError: nothing does in time, or the server's host does not answer."""
+    until = time.monotonic() + patience
+    while (left := until - time.monotonic()) > 0 and not _can_be_read(link, min(left, _LOOK_S)):
+        if silence.is_silent(link):
+            raise ConnectionAbortedError(f"its host has been silent for {silence.of_launcher():g} s")
+    link.settimeout(0.001)  # it is there, or too late
+    return link.recv(1 << 16)
+
+
+def _can_be_read(link: socket.socket, seconds: float = 0.0) -> bool:
+    """Whether the server has sent something, or has closed the connection."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(math.ceil(1e3 * seconds)))
+
+
+def _check(result: Any, operation: str, *arguments: Any) -> None:
+    """What the layout of a result does not say. Raises ValueError."""
+    if operation == "values" and len(result) != len(arguments[0]):
+        raise ValueError(f"{len(result)} values of {len(arguments[0])} keys")
+    for text in result if operation == "values" else [result] if operation == "compare_set" else []:
+        if text is not None:
+            text.encode("latin-1")
+
 
 _LINGER_S = 1.0  # for clients to leave before the process that keeps the store
 _WORKERS, _ALL_HERE = [RESERVED, "workers"], [RESERVED, "workers are here"]

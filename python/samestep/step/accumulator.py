@@ -17,13 +17,24 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import require_backend
 from samestep.group.group import Group
-from samestep.step import added, agree, audit
-from samestep.step.combine import combine, combine_weights
-from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
-from samestep.step.partial import Memory, Partial, Term
-from samestep.step.record import Recorder
-from samestep.step.same_data import require_same_order
+from samestep.step import agree, audit
+from samestep.step.agree import require_same_order
+from samestep.step.combine import Memory, Partial, Term, combine, combine_weights
+from samestep.step.leaves import (
+    Flat,
+    Layout,
+    LeafSpec,
+    describe,
+    examples,
+    gradients_of,
+    present_in,
+    rebuild_of,
+    require_weight,
+    run_text,
+    to_leaf,
+)
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
+from samestep.step.state_hash import Recorder
 from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
 from samestep.trees.weights import require_sum, weight_of
@@ -82,7 +93,7 @@ class Accumulator:
         self._divide(backend)
         backend._follow(self, Accumulator._divide)
         if like is not None:
-            like = added.gradients_of(like)
+            like = gradients_of(like)
             self._look_at(like, trees.flatten(like))
 
     def _divide(self, backend: Group) -> None:
@@ -144,7 +155,7 @@ class Accumulator:
         audited = audited_now()
         if audited is not None and shard is not None and self._backend.rank in audited.ranks.get(shard, ()):
             self._audit[shard] = audit.digest(
-                added.gradients_of(grads, "Accumulator.add") if weight else None, weight
+                gradients_of(grads, "Accumulator.add") if weight else None, weight
             )
             if self._backend.rank != audited.ranks[shard][0]:
                 return
@@ -152,7 +163,7 @@ class Accumulator:
         if weight > 0:
             leaves, specs, present = self._leaves_of(grads)
             assert self._tree is not None
-            added.require_weight(specs, self._tree.layout.names, weight)
+            require_weight(specs, self._tree.layout.names, weight)
             partial = Partial(Term(leaves, weight), present)
         else:
             partial = Partial()
@@ -182,7 +193,7 @@ class Accumulator:
         index = operator.index(shard)
         if index not in self.indices:
             raise InvalidArgumentError(
-                f"Accumulator.add: rank {self._backend.rank} adds shards {added.run_text(self.indices)} of "
+                f"Accumulator.add: rank {self._backend.rank} adds shards {run_text(self.indices)} of "
                 f"{self._n_shards}, not {index}"
             )
         if index in self._added:
@@ -191,7 +202,7 @@ class Accumulator:
 
     def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec], int]:
         """The leaves as arrays, what they are, and which of them hold elements."""
-        grads = added.gradients_of(grads, "Accumulator.add")
+        grads = gradients_of(grads, "Accumulator.add")
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]
@@ -212,18 +223,18 @@ class Accumulator:
         specs = describe(flat.names, flat.leaves, "Accumulator.add")
         if self._tree is None:
             self._tree = agree.Tree(
-                Layout(flat.names, specs), added.rebuild_of(tree, flat), added.examples(flat.leaves, specs)
+                Layout(flat.names, specs), rebuild_of(tree, flat), examples(flat.leaves, specs)
             )
             return specs
         old = self._tree.layout
         agree.require_like(old, flat.names, specs)
         new = old.with_absent_from(specs)
         if new is not old:
-            examples = [
+            known = [
                 now if before is None else before
-                for before, now in zip(self._tree.examples, added.examples(flat.leaves, specs), strict=True)
+                for before, now in zip(self._tree.examples, examples(flat.leaves, specs), strict=True)
             ]
-            self._tree = self._tree._replace(examples=examples)
+            self._tree = self._tree._replace(examples=known)
             self._set_layout(new, list(self._partials.nodes.values()))
         return specs
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other before the data of a step, and the check that all hold the same leaves."""
+"""What ranks tell each other before the data of a step: whether they hold the same leaves, and draw the same data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from samestep import trees
 from samestep._util.json_layout import Many
-from samestep._util.text import by_rank, error_line
+from samestep._util.text import by_rank, error_line, ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group.group import Group
 from samestep.step.leaves import Layout, LeafSpec
@@ -202,3 +202,28 @@ def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tre
     n_leaves = len(tree.layout.specs)
     rows = backend._allgather_facts([i for i in range(n_leaves) if mine >> i & 1], Many(int), left())
     return sum(1 << i for i in {i for row in rows for i in row})
+
+
+def require_same_order(backend: Group, timeout: float | None = None) -> None:
+    """Compare what those that draw data for this group say of it, the first that has begun on each rank. Collective.
+
+    They cannot do so themselves: which calls of a loader are made on all ranks, and when, is not known there. A rank
+    where none has begun is left out, as it may read other data.
+
+    Raises:
+      MismatchError: on all ranks, if two ranks draw from other numbers of items or other seeds, or in other modes.
+    """
+    if backend.size == 1:
+        return
+    told = (follower.order_text() for follower in list(backend._changed) if hasattr(follower, "order_text"))
+    found = backend._allgather_facts(next(filter(None, told), ""), str, timeout)
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(found):
+        if text:
+            ranks.setdefault(text, []).append(rank)
+    if len(ranks) > 1:
+        listed = "; ".join(f"{ranks_text(of)}: {text}" for text, of in ranks.items())
+        raise MismatchError(
+            "DistributedSampler: the ranks draw from different orders, so that together they do not visit each item "
+            f"once; give all of them the whole data and the same seed. {listed}"
+        )

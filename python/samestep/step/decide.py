@@ -13,7 +13,7 @@ from samestep._util.json_layout import Many
 from samestep._util.loaded import is_a
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
-from samestep.step.added import gradients_of
+from samestep.step.leaves import gradients_of
 from samestep.trees import signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_array, is_number, passes

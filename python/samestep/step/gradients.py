@@ -10,7 +10,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
-from samestep.step import added
+from samestep.step import leaves
 from samestep.step.together import note_reduced
 from samestep.trees import allreduce
 from samestep.trees.facts import NO_FACTS, Facts
@@ -57,7 +57,7 @@ def reduce_gradients(
 ) -> _Tree:
     """The same. `facts`: what must be equal on all ranks as well."""
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
-    tree = added.gradients_of(grads, act)
+    tree = leaves.gradients_of(grads, act)
     means = _reduce(backend, tree, op, weight, timeout=timeout, act=act, facts=facts)
     if tree is grads:
         return cast("_Tree", means)

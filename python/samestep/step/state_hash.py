@@ -1,11 +1,13 @@
-"""Compares the bits of a tree between ranks: a hash, and which leaf differs on which ranks."""
+"""Compares the bits of a tree between ranks, or runs: a hash, and which leaf differs on which ranks."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -173,3 +175,48 @@ class Verifier:
         since = f"; equal before step {step - self._interval}" if step else ""
         act = "same() of SAMESTEP_VERIFY"  # which ranks may have set differently
         same(self._backend, tree, act=act, when=f" before step {step} of {self._what}{since}")
+
+
+RECORD_NAME = "means"
+"""The file in the folder that the environment names."""
+
+_numbers = itertools.count()
+_lock = threading.Lock()  # of the numbers, held for moments only
+
+
+class Recorder:
+    """Writes a line for each mean of one accumulator: its number, the step, the weight, and the hash of each leaf."""
+
+    def __init__(self, folder: str) -> None:
+        with _lock:
+            self._number = next(_numbers)
+        self._step = 0
+        self._file: IO[str] = open(  # noqa: SIM115 - closed with the recorder
+            os.path.join(folder, RECORD_NAME), "a", encoding="utf-8", buffering=1
+        )
+
+    @classmethod
+    def wanted(cls, group: Group) -> Recorder | None:
+        """A recorder on rank 0 of the group, if that is rank 0 of all, and if the environment names a folder."""
+        folder = _settings.get(_settings.RECORD)
+        if not folder or group.rank > 0:
+            return None
+        whole = group
+        while whole._parent is not None and (parent := whole._parent()) is not None:
+            whole = parent
+        return cls(folder) if whole.rank == 0 else None
+
+    def add(self, weight: float, names: Sequence[str], leaves: Sequence[Any]) -> None:
+        """Write the line of one mean."""
+        import json  # not needed by `import samestep`
+
+        hashes = [[name, _hash_of(leaf)] for name, leaf in zip(names, leaves, strict=True)]
+        self._file.write(json.dumps([self._number, self._step, weight.hex(), hashes]) + "\n")
+        self._step += 1
+
+
+def _hash_of(leaf: Any) -> str:
+    if not arrays.is_array(leaf):
+        return repr(leaf)
+    info = arrays.info(leaf)
+    return f"{info.dtype} {leaf_hash(leaf, info).hex()}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samestep import _settings
-from samestep.step.record import NAME
+from samestep.step.state_hash import RECORD_NAME
 
 _MAX_OUTPUT = 4000  # characters of the output of a failed run in the error
 
@@ -81,7 +81,7 @@ def _run(script: str, n_ranks: int, args: Sequence[str], timeout: float) -> Run:
             raise AssertionError(f"{what} needed more than {timeout:g} s:\n{_tail(late.stdout)}") from late
         if done.returncode:
             raise AssertionError(f"{what} ended with exit code {done.returncode}:\n{_tail(done.stdout)}")
-        file = Path(folder) / NAME
+        file = Path(folder) / RECORD_NAME
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if not lines:
         raise AssertionError(f"{what} has called no Accumulator.mean(), which is what is compared")

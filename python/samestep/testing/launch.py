@@ -19,7 +19,7 @@ from typing import Any
 from samestep import _settings
 from samestep.launch import mpirun, network, plan, processes
 from samestep.testing import protocol
-from samestep.testing.scheduling import Start
+from samestep.testing.markers import Start
 
 START_S = 120.0  # every rank must have collected its files by then; importing frameworks is slow on few cores
 QUIT_S = 30.0  # a normal end

@@ -1,12 +1,51 @@
-"""`@pytest.mark.ranks(...)`: its arguments, and the jobs (size and backend) that a test runs in."""
+"""`@pytest.mark.ranks(...)` and settings of the plugin: the jobs (size and backend) of a test, and how they start."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from samestep.testing.world import WorldHolder
+
+HOLDER: pytest.StashKey[WorldHolder] = pytest.StashKey()
+EXPECTED_INI = "samestep_ranks_expected"
+EXPECTED_NAME: pytest.StashKey[str] = pytest.StashKey()
+"""Name of another ini option to read instead, for a suite that can be run at several lengths."""
+TIMEOUT_INI = "samestep_ranks_timeout"
+BACKENDS_INI = "samestep_backends"
+
+
+def default_timeout(config: pytest.Config) -> float:
+    """Seconds a test may take whose mark says nothing."""
+    text = config.getini(TIMEOUT_INI)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise pytest.UsageError(f"{TIMEOUT_INI} must be a positive number of seconds, got {text!r}")
+    return seconds
+
+
+def expected(config: pytest.Config) -> dict[int, int]:
+    """Number of tests promised for each number of ranks.
+
+    Raises:
+      pytest.UsageError: an entry is not `size:count`.
+    """
+    promised = {}
+    name = config.stash.get(EXPECTED_NAME, EXPECTED_INI)
+    for entry in config.getini(name):
+        size, _, count = entry.partition(":")
+        if not (size.isdigit() and count.isdigit()):
+            raise pytest.UsageError(f"{name}: entries are size:count, as in 2:40, got {entry!r}")
+        promised[int(size)] = int(count)
+    return promised
+
 
 MARKER_HELP = (
     "ranks(*sizes, dies=(), fresh=False, timeout=None, backends=None): run the test once per size, on that "
@@ -101,3 +140,30 @@ def of(node: pytest.Item | Any) -> Ranks | None:
     except (TypeError, ValueError) as error:
         text = str(error).replace("parse()", "ranks:")
         pytest.fail(f"{node.nodeid}: {text}", pytrace=False)
+
+
+WORLD = "_samestep_world"
+
+
+def world_of(item: pytest.Item) -> World:
+    """The world in which `item`, which has the mark, runs."""
+    world: World = item.callspec.params[WORLD]  # type: ignore[attr-defined]
+    return world
+
+
+class Start(NamedTuple):
+    """How the ranks of an item are started: how many, and whether by the launcher of an MPI library."""
+
+    size: int
+    mpi: bool
+
+
+def start_of(item: pytest.Item) -> Start:
+    """How to start the ranks of `item`, which has the mark. MPI is started only for jobs that use it.
+
+    A test without `group` makes its own world. MPI starts its ranks if the mark, or else the ini
+    option, names an MPI backend.
+    """
+    world, mark = world_of(item), of(item)
+    names = [world.backend] if world.backend else (mark and mark.backends) or item.config.getini(BACKENDS_INI)
+    return Start(world.size, world.size > 1 and any(name not in WITHOUT_MPI for name in names))

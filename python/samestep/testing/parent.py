@@ -15,8 +15,7 @@ import pytest
 
 from samestep.testing import markers, protocol, reports
 from samestep.testing.launch import Launch, LaunchError
-from samestep.testing.options import default_timeout
-from samestep.testing.scheduling import Start, start_of, world_of
+from samestep.testing.markers import Start, default_timeout, start_of, world_of
 from samestep.testing.summary import TALLY
 
 CRASH = "Fatal Python error"  # faulthandler's first words

@@ -9,7 +9,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from samestep._util import launchers
-from samestep.testing import markers, options, protocol, scheduling, summary
+from samestep.testing import markers, protocol, summary
 
 if TYPE_CHECKING:
     from samestep.backend import Backend
@@ -20,11 +20,11 @@ _TOGETHER = "samestep-together"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ini options."""
     expected_help = "size:count ...; the run fails if fewer tests than count ran on size ranks"
-    parser.addini(options.EXPECTED_INI, expected_help, "args", [])
+    parser.addini(markers.EXPECTED_INI, expected_help, "args", [])
     timeout_help = "seconds a test with the mark `ranks` may take; the mark can say else"
-    parser.addini(options.TIMEOUT_INI, timeout_help, default="60")
+    parser.addini(markers.TIMEOUT_INI, timeout_help, default="60")
     backends_help = "backends that the fixture `group` stands for"
-    parser.addini(options.BACKENDS_INI, backends_help, "args", ["self", "native"])
+    parser.addini(markers.BACKENDS_INI, backends_help, "args", ["self", "native"])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[summary.TALLY] = summary.Tally()
     if config.pluginmanager.has_plugin("samestep-rank") or config.getoption("help", False):
         return
-    options.expected(config)
+    markers.expected(config)
     world = protocol.launcher_world()
     if world is None:
         _refuse_several_parents()
@@ -70,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = markers.of(metafunc.definition)
     if mark is None:
         return
-    names = metafunc.config.getini(options.BACKENDS_INI)
+    names = metafunc.config.getini(markers.BACKENDS_INI)
     jobs = mark.jobs(names, with_group="group" in metafunc.fixturenames)
     if not jobs:
         node, given = metafunc.definition.nodeid, ", ".join(mark.backends or names) or "nothing"
@@ -78,8 +78,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{node}: ranks: no backend for {mark.sizes}: samestep_backends or the mark names {given}",
             pytrace=False,
         )
-    metafunc.fixturenames.append(scheduling.WORLD)
-    metafunc.parametrize(scheduling.WORLD, jobs, indirect=True, ids=str)
+    metafunc.fixturenames.append(markers.WORLD)
+    metafunc.parametrize(markers.WORLD, jobs, indirect=True, ids=str)
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,8 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def key(item: pytest.Item) -> tuple[object, ...]:
         mark = markers.of(item)
         if mark is None:
-            return (scheduling.Start(0, mpi=False), False, first_seen[item.path], "")
-        start, world = scheduling.start_of(item), scheduling.world_of(item)
+            return (markers.Start(0, mpi=False), False, first_seen[item.path], "")
+        start, world = markers.start_of(item), markers.world_of(item)
         return (start, mark.alone, first_seen[item.path], world.backend or "")
 
     items.sort(key=key)
@@ -121,7 +121,7 @@ def _shortages(config: pytest.Config) -> list[str]:
     return summary.shortages(config, config.stash[summary.TALLY], world[1] if world else None)
 
 
-@pytest.fixture(name=scheduling.WORLD)
+@pytest.fixture(name=markers.WORLD)
 def _world(request: pytest.FixtureRequest) -> markers.World:
     if not hasattr(request, "param"):
         name = request.node.name
@@ -143,4 +143,4 @@ def group(_samestep_world: markers.World, request: pytest.FixtureRequest) -> Ite
     It is kept from test to test. A test may close it; one that only wants to break a group takes
     `group.split(0)`.
     """
-    yield request.config.stash[options.HOLDER].get(_samestep_world.backend or "")
+    yield request.config.stash[markers.HOLDER].get(_samestep_world.backend or "")

@@ -13,8 +13,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from samestep.testing import markers, reports
-from samestep.testing.options import HOLDER, default_timeout
-from samestep.testing.scheduling import world_of
+from samestep.testing.markers import HOLDER, default_timeout, world_of
 from samestep.testing.summary import TALLY
 
 MEET_S = 120.0  # for all ranks to have collected

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from samestep.testing import options
+from samestep.testing import markers
 from samestep.testing.markers import World
 
 
@@ -82,8 +82,8 @@ def shortages(config: pytest.Config, tally: Tally, only_size: int | None) -> lis
     if not is_whole_run(config):
         return []
     return [
-        f"{options.EXPECTED_INI} promises {count} tests on {size} ranks, but {tally.ran_at(size)} ran"
-        for size, count in sorted(options.expected(config).items())
+        f"{markers.EXPECTED_INI} promises {count} tests on {size} ranks, but {tally.ran_at(size)} ran"
+        for size, count in sorted(markers.expected(config).items())
         if only_size in (None, size) and tally.ran_at(size) < count
     ]
 

@@ -16,7 +16,7 @@ from typing import IO, Any, NoReturn
 import pytest
 
 from samestep.testing import protocol
-from samestep.testing.options import HOLDER, default_timeout
+from samestep.testing.markers import HOLDER, default_timeout
 
 SELF_DESTRUCT_S = (
     20.0  # after a test's own deadline: the parent has died or hangs, so the rank ends by itself

@@ -5,6 +5,7 @@ It must cost nothing and never fail: it imports neither NumPy nor the extension 
 """
 
 import functools
+import inspect
 import os
 from typing import Any
 
@@ -26,9 +27,7 @@ def autoload() -> None:
         if replaces or _settings.get(_settings.ERROR_FILE) is not None:
             prepare()
         if replaces:
-            from samestep.torch import gloo
-
-            gloo.replace(dist, _NAME)
+            replace(dist, _NAME)
     except Exception as error:  # torch would refuse to be imported
         import warnings
 
@@ -90,3 +89,39 @@ def _meet(url: str, **how: Any) -> Any:
     from samestep.torch.launchers import rendezvous_handler
 
     return rendezvous_handler(url, **how)
+
+
+def replace(dist: Any, name: str) -> None:
+    """Makes `init_process_group` and `new_group` start the backend `name` for gloo, alone or for the CPU of several.
+
+    Libraries such as Accelerate name gloo themselves and refuse all they do not know, and those that train on GPUs open
+    groups of gloo for what they exchange on the host. Before torch 2.14 `batch_isend_irecv` does not
+    coalesce the operations of a group in Python, which NCCL may need, so that "cpu:gloo,cuda:nccl" stays what it is.
+    """
+    per_device = "rank" in (dist.Backend.__init__.__doc__ or "")
+    for function in ("init_process_group", "new_group"):
+        replacing = _replacing(getattr(dist, function), name, per_device)
+        setattr(dist, function, replacing)
+        setattr(dist.distributed_c10d, function, replacing)
+
+
+def _replacing(usual: Any, name: str, per_device: bool) -> Any:
+    signature = inspect.signature(usual)
+
+    @functools.wraps(usual)
+    def start(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        if "backend" in given.arguments:
+            given.arguments["backend"] = _name(given.arguments["backend"], name, per_device)
+        return usual(*given.args, **given.kwargs)
+
+    return start
+
+
+def _name(backend: Any, name: str, per_device: bool) -> Any:
+    parts = str(backend).lower().split(",")
+    if parts == ["gloo"]:
+        return name
+    if per_device and "cpu:gloo" in parts:
+        return ",".join(f"cpu:{name}" if part == "cpu:gloo" else part for part in parts)
+    return backend

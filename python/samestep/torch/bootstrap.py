@@ -18,9 +18,9 @@ from samestep.world import (
     bootstrap_native,
     children,
     crash_report,
-    equal_settings,
     lifecycle,
     opening,
+    transports,
 )
 
 _prepare_core_once = functools.cache(lifecycle.prepare_core)
@@ -104,7 +104,7 @@ def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) 
     if not started_by_mpi[0] or len(table) == 1:
         return False
     variable = _settings.TRANSPORTS["mpi"]
-    asked = equal_settings.require_equal([facts.asked for facts in table], [variable])
+    asked = transports.require_equal([facts.asked for facts in table], [variable])
     return len({facts.host for facts in table}) > 1 or asked[variable] == "mpi"
 
 

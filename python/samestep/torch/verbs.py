@@ -26,9 +26,8 @@ from samestep.torch import blocks as lists
 from samestep.torch import sparse, tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
-from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Finished, Pending, Received, Work
+from samestep.torch.work import Finished, Pending, Received, Work, has_modes, without_autograd
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]

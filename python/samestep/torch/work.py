@@ -9,6 +9,7 @@ itself waits in C++, that end never comes, so the thread completes what has been
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
@@ -24,7 +25,41 @@ from samestep._util.deadline import Deadline
 from samestep.errors import Error
 from samestep.torch import completion
 from samestep.torch.errors import for_torch
-from samestep.torch.no_autograd import without_autograd
+
+_n_dispatch_modes, _n_function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+
+
+class without_autograd:
+    """A context in which autograd does not record operations on tensors.
+
+    A class with slots: `torch.no_grad` in a generator costs more than a short operation.
+    """
+
+    __slots__ = ("_modes", "_recorded")
+
+    def __enter__(self) -> None:
+        self._modes: contextlib.ExitStack | None = None
+        if has_modes():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            self._modes = contextlib.ExitStack()
+            self._modes.enter_context(_disable_current_modes())
+            self._modes.enter_context(torch._C.DisableTorchFunction())
+        self._recorded = torch.is_grad_enabled()
+        if self._recorded:
+            torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorded:
+            torch._C._set_grad_enabled(True)
+        if self._modes is not None:
+            self._modes.close()
+
+
+def has_modes() -> bool:
+    """Whether a mode of torch is active that intercepts all operations on tensors."""
+    return bool(_n_dispatch_modes() or _n_function_modes())
+
 
 _NO_TIME = timedelta(0)
 _init_work = dist.Work.__init__

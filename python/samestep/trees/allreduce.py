@@ -12,7 +12,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve, why_too_large
-from samestep.trees import compiled_trees, reducible, signature, views
+from samestep.trees import compiled_trees, reducible, signature
 from samestep.trees.divided import parts_in
 from samestep.trees.facts import NO_FACTS, Facts, refused_texts, static_texts
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
@@ -119,7 +119,7 @@ def _reduce(
 ) -> list[Any]:
     weights = by if isinstance(by, Weights) else None
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
-    clash = views.join_views(names, looks, reads=weights is None)
+    clash = signature.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     refused = _overflows(leaves, numbers, op, backend.size) if weights is None else weights.refusals(infos)
     if refused := {**refused, **divided}:
@@ -128,7 +128,7 @@ def _reduce(
     everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True, aliases=weights is None)
-    views.refuse_clash(backend.name, mine, everyone, clash)
+    signature.refuse_clash(backend.name, mine, everyone, clash)
     if everyone is not None:
         _agree_on_aliases(everyone, values, aliases, act)
         infos = _fill_in_zeros(backend, names, values, infos, act=act, left=left)

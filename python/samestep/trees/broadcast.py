@@ -16,7 +16,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
-from samestep.trees import compiled_trees, reducible, scalars, signature, views
+from samestep.trees import compiled_trees, reducible, scalars, signature
 from samestep.trees.divided import refusals
 from samestep.trees.facts import Facts, refused_texts, static_texts
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
@@ -101,7 +101,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     if is_a(tree, "torch.nn", "Module"):  # where DistributedOptimizer looks for what no optimizer has
         backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
-    clash = views.join_views(flat.names, looks, reads=False)
+    clash = signature.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     if objects == "keep":
         divided = _closed_containers(flat.leaves, kinds) | looks.problems | divided
@@ -114,7 +114,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         aliases = _common_aliases(backend, everyone, infos, root=root, left=left)
     # In host memory shared elements get the same bytes twice, as all ranks share the same ones.
     if clash is not None and (clash[0] == clash[1] or getattr(infos[clash[0]], "device", "cpu") != "cpu"):
-        views.refuse_clash(backend.name, mine, everyone, clash)
+        signature.refuse_clash(backend.name, mine, everyone, clash)
 
     results = list(flat.leaves)
     sent = (signature.NUMBER,) if objects == "keep" else (signature.NUMBER, signature.OBJECT)

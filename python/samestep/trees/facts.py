@@ -14,9 +14,8 @@ from samestep._util.dtypes import numpy_dtype
 from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
-from samestep.trees.adapters import expand_jax
 from samestep.trees.identity import identity_of, is_array, is_number
-from samestep.trees.structure import Flat, flatten
+from samestep.trees.structure import Flat, expand_jax, flatten
 
 _MOST_WHOLE = 16  # elements of an array of whole numbers, such as counters and random keys
 _REFUSED = "refused on rank "

@@ -12,9 +12,8 @@ from samestep.errors import InvalidArgumentError
 from samestep.group.compiled import NO_SUM_OF_KEYS
 from samestep.group.group import Group
 from samestep.trees import signature
-from samestep.trees.adapters import KEY_DATA
 from samestep.trees.identity import is_array, is_flag, is_number, passes
-from samestep.trees.structure import DEEPEST, fields_of
+from samestep.trees.structure import DEEPEST, KEY_DATA, fields_of
 
 _INT_BITS = 64
 

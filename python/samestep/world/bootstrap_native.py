@@ -14,7 +14,7 @@ from samestep.group import hosts
 from samestep.rendezvous import interfaces, local_links, mesh, pmi
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
-from samestep.world import equal_settings, opening, transports
+from samestep.world import opening, transports
 from samestep.world.choice import check_claims
 
 _LAYOUT = [str, Map(str)]
@@ -132,13 +132,13 @@ def communicator_over(
     exchange: Callable[[bytes], list[bytes]] = rendezvous.allgather_bytes
     listener = None
     if introduced is None:
-        table = rendezvous.allgather_json([hosts.host_identity(), equal_settings.local_settings()], _LAYOUT)
+        table = rendezvous.allgather_json([hosts.host_identity(), transports.local_settings()], _LAYOUT)
         everywhere, given = [host for host, _ in table], [asked for _, asked in table]
     else:
         everywhere, given, listener, introductions = introduced
         exchange = lambda _: introductions  # noqa: E731
     _core.discard_abandoned_groups()  # those before this one, which the ranks have left before they came here
-    agreed = equal_settings.require_equal(given, _settings.must_agree("native"))
+    agreed = transports.require_equal(given, _settings.must_agree("native"))
     if transports.choose("native", transports.requested_transport("native", agreed), everywhere) == "shm":
         return transports.open_node_world(
             name, rendezvous.rank, rendezvous.size, exchange, timeout, listener=listener

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from samestep import _core, _settings
-from samestep._util import launchers, silence, standard_descriptors, unknown_settings
+from samestep._util import descriptors, launchers, silence, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line, warn
 from samestep.arrays import numpy_memory
@@ -238,7 +238,7 @@ def prepare_core() -> None:
     Raises:
       InvalidArgumentError: `SAMESTEP_WARN_AFTER`, `SAMESTEP_HEARTBEAT` or `SAMESTEP_ISA` has an impossible value.
     """
-    standard_descriptors.open_closed()
+    descriptors.open_closed()
     warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
     _core.set_warning_callback(warn, warn_after)
     _core.set_patience(silence.patience())

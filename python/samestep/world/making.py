@@ -11,7 +11,7 @@ from samestep.errors import InvalidArgumentError, PeerLostError, TimeoutError, U
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
 from samestep.rendezvous.rendezvous import Rendezvous
-from samestep.world import equal_settings, opening
+from samestep.world import opening, transports
 from samestep.world.choice import Facts, choose, gather
 from samestep.world.member import Member, member
 
@@ -67,7 +67,7 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     comm = opened.comm
     kind = known.found.kind if known.found is not None else "cuda"
     if any(info.devices for info in devices):  # else there is nothing to agree on
-        equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
+        transports.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
         comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
     return opened._replace(comm=comm).as_backend(CLASSES[backend], timeout, device)
 

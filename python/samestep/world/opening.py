@@ -13,7 +13,7 @@ from samestep._util.json_layout import Many, Map
 from samestep._util.text import warn
 from samestep.backend import Backend
 from samestep.group import hosts, trust
-from samestep.world import equal_settings, transports
+from samestep.world import transports
 
 
 class RankFacts(NamedTuple):
@@ -59,7 +59,7 @@ def own_facts(proved: bool) -> RankFacts:
       proved: as in `trust.trusts`.
     """
     cpus = sorted(os.sched_getaffinity(0))
-    return RankFacts(hosts.host_identity(), cpus, equal_settings.local_settings(), trust.trusts(proved))
+    return RankFacts(hosts.host_identity(), cpus, transports.local_settings(), trust.trusts(proved))
 
 
 def open_over(
