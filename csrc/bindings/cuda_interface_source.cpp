@@ -99,7 +99,7 @@ void check_version(const py::dict& fields) {
   }
 }
 
-// `samestep.arrays.library` reads it, once the array is used.
+// `samestep.arrays.describe` reads it, once the array is used.
 void check_stream(const py::dict& fields) {
   if (!fields.contains("stream") || fields["stream"].is_none()) return;
   integer<std::uintptr_t>(fields["stream"], "stream", "None or the handle of a stream");

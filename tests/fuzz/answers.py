@@ -23,7 +23,7 @@ from samestep._util.frames import Channel
 from samestep.errors import Error
 from samestep.rendezvous import TCPStore
 from samestep.rendezvous.rendezvous import join
-from samestep.rendezvous.table import RESERVED, WRITES, Table
+from samestep.rendezvous.store import RESERVED, WRITES, Table
 from samestep.rendezvous.tcp_address import LEAVE
 
 _PATIENCE_S = 0.2

@@ -130,7 +130,7 @@ def test_a_rank_that_has_joined_already(place):
 def wait_until_joined(place, rank):
     """Reads the store from outside."""
     from samestep.rendezvous import FileStore, PrefixStore
-    from samestep.rendezvous.table import RESERVED
+    from samestep.rendezvous.store import RESERVED
 
     if place.startswith("tcp"):
         store = TCPStore("127.0.0.1", int(place.rpartition(":")[2]), timeout=60)

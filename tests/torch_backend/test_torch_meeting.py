@@ -11,7 +11,7 @@ import samestep as ss
 dist = pytest.importorskip("torch.distributed")
 
 from samestep.rendezvous import local_links, torch_store  # noqa: E402
-from samestep.rendezvous.table import RESERVED  # noqa: E402
+from samestep.rendezvous.store import RESERVED  # noqa: E402
 from samestep.torch import bootstrap, meeting  # noqa: E402
 
 PATIENCE_S = 60.0

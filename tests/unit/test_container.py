@@ -9,7 +9,7 @@ import pytest
 import samestep as ss
 from hypothesis import given
 from hypothesis import strategies as st
-from samestep.data.container import part_of
+from samestep.data.rows import part_of
 
 
 def parts(data, size):

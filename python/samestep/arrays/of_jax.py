@@ -10,7 +10,7 @@ import numpy as np
 
 from samestep._util.dtypes import numpy_dtype
 from samestep._util.loaded import is_a
-from samestep.arrays.library import Library
+from samestep.arrays.describe import Library
 
 _ALIGNMENT = 64  # JAX uses NumPy memory without a copy only if it is aligned so
 _GPUS = ("gpu", "cuda", "rocm")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from samestep._util.loaded import is_a
-from samestep.arrays.library import Library
+from samestep.arrays.describe import Library
 
 
 def _new(dtype: str, shape: tuple[int, ...], device: int | None = None, *, on_host: bool = False) -> Any:

@@ -13,8 +13,7 @@ from samestep import backend as samestep_backend
 from samestep.distributed import groups, requests
 from samestep.distributed.groups import KINDS, Backend, BackendName
 from samestep.errors import Error, InvalidArgumentError
-from samestep.rendezvous.store import PrefixStore, Store, seconds_of
-from samestep.rendezvous.table import RESERVED
+from samestep.rendezvous.store import RESERVED, PrefixStore, Store, seconds_of
 from samestep.rendezvous.url import url_of_store
 from samestep.world import lifecycle
 

@@ -70,7 +70,10 @@ def transport() -> Iterator[None]:
 def install() -> None:
     """Let `JaxRuntimeError` recognise our errors; once per process, before the first program is compiled.
 
-    A JAX that does not allow it raises `JaxRuntimeError` with our text in it, as it does for other libraries.
+    XLA knows errors as text. Where the program is waited for, at the call or only at `block_until_ready`, JAX raises a
+    `JaxRuntimeError` with that text among others. No Python code of ours runs there, so that class itself makes our
+    error when the text holds one. A JAX that does not allow it raises `JaxRuntimeError` with our text in it, as it does
+    for other libraries.
     """
     import logging  # rarely needed
 

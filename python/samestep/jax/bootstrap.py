@@ -40,8 +40,14 @@ _Rule = Callable[..., Iterable[Any]]
 
 
 @functools.cache
-def install() -> None:
-    """Replaces the rules by which JAX compiles these operations for CPU, once; other types are compiled as before."""
+def widen_float16() -> None:
+    """Replaces the rules by which JAX compiles these operations for CPU, once; other types are compiled as before.
+
+    XLA's MPI collectives know no float16. So, before XLA sees it, a reduction of float16 is turned into one of float32,
+    rounded once at its end, and a gather into one of uint16. Matrix products, convolutions and reductions of programs
+    that `jit` divides over devices are computed in float32 too, because the partitioner may make collectives of them. A
+    float16 array that only changes its sharding is beyond reach: XLA refuses the gather that its partitioner inserts.
+    """
     for module, names, wrap in (
         (parallel, _REDUCTIONS, functools.partial(_with_other_type, _FLOAT32)),
         (parallel, _GATHERS, functools.partial(_with_other_type, (np.uint16, hlo.bitcast_convert))),
@@ -115,7 +121,7 @@ def open_ranks() -> tuple[Any, float]:
     """
     from jax._src import distributed
 
-    install()
+    widen_float16()
     timeout = lifecycle._seconds("timeout", None, _settings.TIMEOUT, lifecycle.DEFAULT_TIMEOUT)
     lifecycle.prepare_core()
     state: Any = distributed.global_state

@@ -1,20 +1,130 @@
-"""The programs that the launcher starts so that there is an agent for each rank."""
+"""The programs that the launcher starts, so that there is an agent for each rank, while they run."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from samestep import _settings
 from samestep._util import launchers, start
-from samestep.launch import mpirun, network
+from samestep.launch import mpirun, network, processes
 from samestep.launch.arguments import Options
 from samestep.launch.bootstrap import BOOTSTRAP, FROM_STDIN
-from samestep.launch.job import Program
+from samestep.launch.causes import ProcessExit
+from samestep.launch.lines import Lines
+from samestep.launch.loop import Loop
+from samestep.launch.output import Output
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start: its name in messages, command line and whole environment, and the ranks that it is for.
+
+    Without ranks it is for all: its end is the end of the run. `stdin` is what it reads, short; None: the
+    launcher's own standard input.
+    """
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    ranks: tuple[int, ...] = ()
+    stdin: bytes | None = b""
+
+
+class LaunchedJob:
+    """Running programs, each in a session of its own, and their own messages.
+
+    Args:
+      programs: what to start.
+      loop: watches their outputs.
+      output: gets what they print, unchanged.
+    """
+
+    def __init__(self, programs: Sequence[Program], loop: Loop, output: Output) -> None:
+        self.quiet = False
+        self._loop = loop
+        self._output = output
+        self._running: dict[int, Program] = {}
+        self._lines = {1: Lines(), 2: Lines()}
+        pipes = {fd: os.pipe() for fd in (1, 2)}
+        self._pipes = {fd: reading for fd, (reading, _) in pipes.items()}
+        launcher = os.getpid()
+        try:
+            for program in programs:
+                piped = subprocess.PIPE if program.stdin else subprocess.DEVNULL
+                process = subprocess.Popen(
+                    program.argv,
+                    env=program.env,
+                    stdin=None if program.stdin is None else piped,
+                    stdout=pipes[1][1],
+                    stderr=pipes[2][1],
+                    start_new_session=True,
+                    # Two system calls, which take no lock that another thread might hold.
+                    preexec_fn=partial(processes.die_with_parent, launcher, signal.SIGTERM),  # noqa: PLW1509
+                )
+                process.returncode = 0  # the launcher reaps all its children itself
+                self._running[process.pid] = program
+                if process.stdin is not None and program.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed elsewhere
+                        process.stdin.write(program.stdin)
+                        process.stdin.close()
+        finally:
+            for _, writing in pipes.values():
+                os.close(writing)
+        for fd, pipe in self._pipes.items():
+            os.set_blocking(pipe, False)
+            loop.reading(pipe, partial(self._read, fd))
+
+    @property
+    def running(self) -> bool:
+        """Whether one of the programs is still there."""
+        return bool(self._running)
+
+    def signal(self, signum: int) -> None:
+        """Signal the first process group in the session of each running program."""
+        processes.send_signal([-pid for pid in self._running], signum)
+
+    def on_ended(self, pid: int, status: int) -> tuple[Program, ProcessExit] | None:
+        """A child of this process ended: which program that was, or None."""
+        program = self._running.pop(pid, None)
+        if program is None:
+            return None
+        if not self._running:
+            self._finish()
+        return program, ProcessExit(program.name, pid, status, time.time())
+
+    def _finish(self) -> None:
+        for fd, pipe in self._pipes.items():
+            while self._read(fd):
+                continue
+            self._loop.reading(pipe, None)
+            self._show(fd, self._lines[fd].remainder())
+            os.close(pipe)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(self._pipes[fd], 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.reading(self._pipes[fd], None)
+            return False
+        self._show(fd, self._lines[fd].feed(data))
+        return True
+
+    def _show(self, fd: int, data: bytes) -> None:
+        if data and not self.quiet:
+            self._output.status(fd, data.replace(b"\0", b""))  # PRRTE ends some messages with zeros
 
 
 def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:

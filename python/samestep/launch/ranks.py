@@ -27,7 +27,14 @@ _AT_ONCE = 1 << 16
 
 
 class StandardInput:
-    """Reads descriptor 0 no faster than the rank does, and only while this process is in the foreground.
+    """Forwards descriptor 0 to rank 0, where that is not a child of this process, or a terminal is read.
+
+    It is read no faster than the rank does, and only while this process is in the foreground. Elsewhere rank 0 has the
+    descriptor itself: what it does not read stays there, for example for the loop of a shell that starts one run per
+    line. A terminal is for the processes of its session, which ranks are not.
+
+    Not through `mpirun`: that of Open MPI 5 loses the end of the input (seen with 5.0.11), and repeats parts of inputs
+    above 64 KiB (https://github.com/openpmix/prrte/issues/2579).
 
     Args:
       loop: watches descriptor 0 while there is room.

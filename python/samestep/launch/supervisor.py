@@ -23,12 +23,11 @@ from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
 from samestep.launch.causes import ProcessExit, others, root_cause
-from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.output import Logs, Output
-from samestep.launch.programs import programs
+from samestep.launch.programs import LaunchedJob, Program, programs
 from samestep.launch.ranks import Rank, Ranks
 
 if TYPE_CHECKING:

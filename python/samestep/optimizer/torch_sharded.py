@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
-from samestep.optimizer import torch_scaler
 from samestep.optimizer.flat_exchange import FlatExchange, Partition
 from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_sharded_state import gather, require_elementwise, slice_state
@@ -28,6 +28,7 @@ from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
 
+_HOW = "call opt.average() before scaler.unscale_(opt) and scaler.step(opt), so that all ranks see the same gradients"
 _ACT = "ShardedOptimizer"
 
 
@@ -52,7 +53,7 @@ def distribute(
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(known, name, types.MethodType(_through(name), weakref.proxy(optimizer)))
     known.__getstate__ = _refuse_copy
-    known._step_supports_amp_scaling = True  # see `torch_scaler`
+    known._step_supports_amp_scaling = True  # see `_unscale`
     if shards is not None:
         known.shard = parts.gradients.shard
     return optimizer
@@ -232,15 +233,41 @@ class _ShardedStep:
         return loss
 
     def _unscale(self) -> bool:
-        """Whether to update; False where a loss scaler has found an infinity."""
-        is_alike = self._op is None or (self._backend.size == 1 and self.gradients is None)
-        return torch_scaler.unscale(
-            self._backend,
-            self._known(),
-            self.parameters,
-            is_averaged=self._is_averaged or is_alike,
-            act=f"{_ACT}.step()",
+        """Divide mean gradients by the scale that a `torch.amp.GradScaler` asks for, if one calls. Collective then.
+
+        A scaler skips the step of an ordinary optimizer where it has found an infinity in this rank's gradients, and
+        the other ranks would pair their step with this rank's next one. Of an optimizer with
+        `_step_supports_amp_scaling` it always calls `step`, and sets `found_inf` and `grad_scale` for the call.
+
+        Returns:
+          Whether to update: False, on all ranks, if the scaler has found an infinity.
+
+        Raises:
+          InvalidArgumentError: on all ranks: the gradients are not averaged yet, or were not when the scaler looked at
+            them and found an infinity on some ranks only.
+        """
+        backend, optimizer = self._backend, cast(Any, self._known())
+        found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+        if found is None:
+            return True
+        optimizer.found_inf = optimizer.grad_scale = (
+            None  # for this step only; the scaler deletes the attributes
         )
+        is_alike = self._op is None or (backend.size == 1 and self.gradients is None)
+        act = f"{_ACT}.step()"
+        if not (self._is_averaged or is_alike):
+            raise InvalidArgumentError(f"{act} in group {backend.name}, called by a GradScaler: {_HOW}")
+        mine = int(bool(found))
+        with _core.UserCall(f"{act}, called by a GradScaler"):
+            any_rank, no_rank = backend.allreduce(np.array([mine, -mine]), "max").tolist()
+        if any_rank != -no_rank:
+            raise InvalidArgumentError(
+                f"{act} in group {backend.name}: a GradScaler found infinities on some ranks only; {_HOW}"
+            )
+        for parameter in self.parameters if scale is not None and not mine else ():
+            if parameter.grad is not None:
+                parameter.grad.div_(scale)
+        return not mine
 
     def _set_gradients(self) -> None:
         """Point the parts at the parameters as they lie now, and give them this rank's gradients."""

@@ -18,9 +18,11 @@ from typing import Any
 
 from samestep._util import users
 from samestep.errors import Error, InvalidArgumentError, NotInitializedError, TimeoutError, UnavailableError
-from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
-from samestep.rendezvous.table import WRITES, Path, Table
+from samestep.rendezvous.store import DEFAULT_TIMEOUT, WRITES, Path, Store, Table
 
+# Locks on single bytes, far behind the contents, which end with the process that holds them. They are locks of the open
+# file description (Linux): unlike those of `fcntl.lockf` they hold between threads, too, and do not end when another
+# descriptor of the same file is closed.
 TURN = 1 << 40
 """Held exclusively for the time of one operation."""
 ALIVE = TURN + 1

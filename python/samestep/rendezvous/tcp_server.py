@@ -20,7 +20,7 @@ from samestep._util.strangers import Strangers
 from samestep._util.text import warn
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous import same_user
-from samestep.rendezvous.table import WRITES, Table
+from samestep.rendezvous.store import WRITES, Table
 from samestep.rendezvous.tcp_address import (
     CLOSED,
     LEAVE,

@@ -25,8 +25,7 @@ from samestep.errors import (
     UnavailableError,
 )
 from samestep.rendezvous import same_user, tcp_address
-from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store, seconds_of
-from samestep.rendezvous.table import RESERVED, RESULTS, Path
+from samestep.rendezvous.store import DEFAULT_TIMEOUT, RESERVED, RESULTS, Path, Store, seconds_of
 from samestep.rendezvous.tcp_address import (
     CLOSED,
     LARGEST_FRAME,

@@ -9,8 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from samestep.errors import PeerLostError
-from samestep.rendezvous.store import Store
-from samestep.rendezvous.table import Path
+from samestep.rendezvous.store import Path, Store
 
 _SEPARATOR = "/"
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from samestep.errors import TimeoutError
 from samestep.rendezvous.rendezvous import Deadline, Rendezvous, facts_of, join, wait_for_ranks
-from samestep.rendezvous.store import PrefixStore
-from samestep.rendezvous.table import RESERVED
+from samestep.rendezvous.store import RESERVED, PrefixStore
 from samestep.rendezvous.torch_store import TorchStore
 
 

@@ -23,7 +23,7 @@ from samestep.errors import (
 )
 from samestep.reduce_ops import SUM
 from samestep.torch import blocks as lists
-from samestep.torch import sparse, tensors
+from samestep.torch import tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
@@ -161,7 +161,7 @@ class Verbs:
         if len(tensors_) > 1:
             lists.require_alike("all_reduce", "input", tensors_, tensors_[0], in_shape=of_equal_shapes)
         if tensors_[0].layout is not torch.strided:
-            parts, finish = sparse.all_reduce(self._comm, tensors_, _op(opts), self._seconds(opts))
+            parts, finish = tensors.sparse_all_reduce(self._comm, tensors_, _op(opts), self._seconds(opts))
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
         runs, copy_back = tensors.in_place(tensors_)

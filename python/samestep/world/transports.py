@@ -35,6 +35,8 @@ def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
     """The settings that all ranks use. Pure: it raises on all ranks or on none.
 
+    A difference would make ranks wait for ever for messages that nobody sends, or put bytes where they do not belong.
+
     Args:
       table: the `local_settings` of each rank.
       names: of the variables that matter.
