@@ -36,8 +36,6 @@ class Step:
     left without an exception, and the loop yields the step again.
 
     Args:
-      state: the `TrainState`.
-      shards: of this rank.
       audited: what is audited in this step.
     """
 

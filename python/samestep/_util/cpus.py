@@ -20,7 +20,6 @@ def threads_of_ranks(local_size: int, env: Mapping[str, str], n_cpus: int | None
 
     Args:
       local_size: ranks on this host.
-      env: of the rank.
       n_cpus: None = `usable_cpus()`.
 
     Example:

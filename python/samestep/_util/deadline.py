@@ -17,7 +17,6 @@ def seconds(timeout: Any, what: str = "timeout", *, may_be_over: bool = False) -
     """A timeout that a user gave, checked before anything is started.
 
     Args:
-      timeout: seconds.
       what: the name of the argument or the variable, for the error.
       may_be_over: a number <= 0 is a deadline that has passed already.
 

@@ -61,7 +61,6 @@ def launcher(
     The batch script of a Slurm job knows the size of the job, too, but is not a rank; only a task of `srun` is.
 
     Args:
-      env: the environment.
       past: the environments with which this process, its parent and so on were started; None: those of this process,
         for `os.environ`, and else unknown. Without them an MPI launcher counts as the inner one.
 

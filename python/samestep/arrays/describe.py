@@ -44,10 +44,6 @@ def is_float0(x: Any) -> bool:
 def info(x: Any, verb: str | None = None) -> ArrayInfo:
     """Describe an array.
 
-    Args:
-      x: the array.
-      verb: what the user called, at the beginning of errors.
-
     Raises:
       TypeError: `x` is not an array.
       InvalidArgumentError: its elements cannot be sent (dtype, byte order, layout).

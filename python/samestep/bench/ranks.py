@@ -130,7 +130,6 @@ def measure(backend: Backend, contenders: Mapping[str, Burst]) -> dict[str, floa
     """Seconds of one call for each contender, which take turns. Collective.
 
     Args:
-      backend: the group.
       contenders: by name, a call that all ranks make together.
     """
 

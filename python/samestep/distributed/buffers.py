@@ -75,8 +75,6 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
     If `x` can be written it receives the result, and the function returns None; otherwise it returns a new array.
 
     Args:
-      x: the array.
-      known: its description.
       filled: the core also reads the elements of `x` there.
       beside_lists: as for `read`.
     """
@@ -106,10 +104,8 @@ def listed(
     """Check a list of one array for each rank.
 
     Args:
-      tensors: the argument of the user.
       n: the required number.
       like: the required dtype and count.
-      verb, name: function and parameter, for messages.
       written: whether they receive.
 
     Raises:

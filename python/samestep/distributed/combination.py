@@ -83,10 +83,8 @@ def started(
     """A collective of the ranks' runs, whose headers show the call on the lists: ranks compare that.
 
     Args:
-      group: the ranks.
       listed: the list that `run` was made of.
       verb: "allreduce", "reduce", "bcast" or "allgather".
-      run: this rank's elements.
       out: what receives the result; `run` itself for all but allgather.
       code: the operator of the call; the runs may be combined by another one.
       root: the rank that gets or sends, -1 for a verb without one.

@@ -29,7 +29,6 @@ def reason_unavailable(world: Backend, kind: str) -> str:
     Starts MPI if `kind` is "mpi", because only MPI knows which processes it connects.
 
     Args:
-      world: of all ranks.
       kind: "mpi", "native" or "nccl"; another one than the world's.
     """
     if (world.kind, kind) not in _CARRIED:
@@ -44,7 +43,6 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     """The group of these ranks on another backend, which `reason_unavailable` allows. Collective over the members.
 
     Args:
-      world: of all ranks.
       kind: "mpi" or "native".
       members: ranks of the world, sorted.
       timeout: seconds to wait for all members, and for each operation of the group.

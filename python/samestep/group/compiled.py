@@ -80,7 +80,6 @@ def call_function(
     """Add to the program a call of `function` with writable NumPy arrays of the leaves' values.
 
     Args:
-      act: what the user called, for errors.
       function: gets the values when the program runs, and returns arrays of the same dtypes.
       leaves: of the tree; tracers, arrays and numbers.
       shapes: of the results; those of the leaves unless given.

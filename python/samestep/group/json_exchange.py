@@ -24,10 +24,8 @@ def allgather(comm: _core.Communicator, fact: Any, layout: Any, timeout: float) 
     """All ranks' facts, in order of rank, with tuples as lists. Collective.
 
     Args:
-      comm: the group.
       fact: a value that `json_layout.fits` accepts; NumPy integers count as ints.
       layout: of each rank's fact, as `samestep._util.json_layout.fits` has it.
-      timeout: seconds.
 
     Raises:
       MismatchError: a rank's facts have another layout, e.g. those of another version; names the rank.

@@ -20,7 +20,6 @@ def trusts(proved: bool, env: Mapping[str, str] = os.environ) -> bool:
 
     Args:
       proved: they have proved that they belong to this job, or run as this user on this host.
-      env: the environment.
 
     Raises:
       InvalidArgumentError: the variable says neither 0 nor 1.

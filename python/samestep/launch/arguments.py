@@ -114,7 +114,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     """Reads what follows `samestep run`. Everything after the program is the program's.
 
     Args:
-      argv: the words.
       env: says what the words leave out where a cluster system started the launcher on each node: see `clusters`.
 
     Raises:

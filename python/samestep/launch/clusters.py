@@ -32,7 +32,6 @@ def nodes(env: Mapping[str, str], hostname: str, n_nodes: int | None = None) -> 
     """The nodes of the job that this process is in, or None. Pure.
 
     Args:
-      env: the environment of the launcher.
       hostname: of this host, with its domain.
       n_nodes: from the command line, or None. An indexed Job of Kubernetes does not provide it.
 

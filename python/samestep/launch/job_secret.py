@@ -28,8 +28,6 @@ def job_secret(options: Options, env: Mapping[str, str], tell: Callable[[str], N
     Launchers that let others join, and those that do, have one.
 
     Args:
-      options: of the run.
-      env: the environment of the launcher.
       tell: what the user should know.
 
     Raises:

@@ -45,7 +45,6 @@ class LaunchedJob:
     """Running programs, each in a session of its own, and their own messages.
 
     Args:
-      programs: what to start.
       loop: watches their outputs.
       output: gets what they print, unchanged.
     """
@@ -131,7 +130,6 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
     """One `mpirun` that starts the agents; or the agents of this host, and one remote shell for each other host.
 
     Args:
-      options: of the run.
       where: the launcher listens; for `BOOTSTRAP`.
 
     Raises:

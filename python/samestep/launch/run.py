@@ -35,8 +35,6 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     """Runs what a command line asks for; returns the exit code.
 
     Args:
-      parsed: reads the command line.
-      command: its name, for messages.
       argv: of `samestep run`, to be run again where its ranks are to be restarted.
     """
     descriptors.open_closed()
@@ -137,7 +135,6 @@ def join(options: Options, secret: str) -> int:
 
     Args:
       options: of this launcher, with `join`.
-      secret: of the job.
     """
     assert options.join is not None
     host, port = options.join

@@ -41,7 +41,6 @@ class Copies:
     """The states of `ShardedOptimizer(copies=2)` among the parts of a training state.
 
     Args:
-      backend: the group.
       parts: all parts, by name.
     """
 

@@ -101,8 +101,6 @@ def reduce_all(
     """Reduce the gradients, and with them the extra arguments `value`, `grad` and `value_fn`. Collective.
 
     Args:
-      backend: the group.
-      act: what the user called.
       grads: as for `allreduce_gradients`.
       extra: arguments by name; "state" and "params" are left as they are.
       op, weight: as for `allreduce_gradients`; `op` None where nothing is to be reduced.

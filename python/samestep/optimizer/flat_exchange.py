@@ -37,7 +37,6 @@ class Partition:
     Args:
       counts: elements of each leaf.
       dtypes: of each leaf; None for a leaf that has no elements to update, of which no rank has a part.
-      size: number of ranks.
 
     Example:
       >>> parts = Partition([100, 3, 0, 200], ["f4", "f4", "f4", "f8"], size=2)
@@ -79,13 +78,7 @@ def _whole_granules(count: int) -> int:
 
 
 class FlatExchange:
-    """Moves leaves through flat buffers, one for each dtype of the partition.
-
-    Args:
-      backend: the group.
-      partition: of the leaves.
-      names: of the leaves, for errors.
-    """
+    """Moves leaves through flat buffers, one for each dtype of the partition."""
 
     def __init__(self, backend: Group, partition: Partition, names: Sequence[str]) -> None:
         self.partition = partition
@@ -112,7 +105,6 @@ class FlatExchange:
         """The dtypes of the gradients of some leaves; None if no rank has one. Collective.
 
         Args:
-          act: what the user called.
           split: the leaves.
           kinds: of each, dtype and shape of this rank's gradient, or "None".
           layouts: of each, how the elements lie where parts are taken in that order, with or without a gradient.
@@ -176,7 +168,6 @@ class FlatExchange:
 
         Args:
           parts: by leaf, an array of this rank's elements, of any dtype; what has no info is left out.
-          infos: of the parts.
 
         Returns:
           By leaf the bytes of all its elements, which are the caller's; None for what was left out.

@@ -47,9 +47,6 @@ def require_elementwise(what: str, names: Sequence[str], specs: Sequence[LeafSpe
     1e-4 to 40).
 
     Args:
-      what: the optimizer, for the error.
-      names: of the leaves.
-      specs: of the leaves.
       trial: `trial(params, gradients by step, shapes)` runs the optimizer on leaves of these elements and shapes, and
         yields for each step what it adds to each, as float64, and what it holds then.
 

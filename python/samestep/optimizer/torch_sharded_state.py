@@ -70,10 +70,6 @@ def gather(
     """The state of whole parameters, by their index, on all ranks or on `root`. Collective.
 
     Args:
-      backend: the group.
-      exchange: of the parts.
-      parameters: of the optimizer.
-      parts: of this rank.
       mine: the state of this rank's parts, by index.
       root: None for all ranks.
     """

@@ -23,7 +23,6 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | N
     """Give `optimizer` the methods `shard` and `average`, and let its `step` average first. Returns `optimizer`.
 
     Args:
-      backend: the group.
       optimizer: any of torch.
       shards: of a step; None for as many as each rank likes.
     """

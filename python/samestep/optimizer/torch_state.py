@@ -101,9 +101,7 @@ class Settings:
     ones, or are updated by another state, stay different.
 
     Args:
-      backend: the group.
       optimizer: a distributed one; not kept alive.
-      act: the call, for texts of errors.
       divides_state: each rank has its own part of the state.
     """
 

@@ -145,7 +145,6 @@ def connect_all(
     Args:
       rank, size: among the ranks of this host.
       exchange: an allgather of bytes over these ranks, by the means of their launcher; called once.
-      timeout: seconds.
       listener: of this rank; None for a new one.
 
     Returns:

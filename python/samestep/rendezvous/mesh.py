@@ -50,10 +50,8 @@ def connect_all(
     """Connects all ranks with each other. Collective.
 
     Args:
-      rendezvous: of all ranks.
       address: of this host, by which the others reach this rank.
       host_names: of all ranks, for texts.
-      timeout: seconds.
       hindrance: why this rank cannot use the connections, if it cannot.
 
     Returns:

@@ -33,10 +33,6 @@ _clients: dict[int, Client] = {}  # by process, for a child of a fork has none
 class Client:
     """One process's connection to its process manager.
 
-    Args:
-      fd: the descriptor.
-      timeout: seconds for each answer.
-
     Raises:
       UnavailableError: the manager speaks another protocol, refuses, or has gone.
       TimeoutError: no answer.
@@ -88,7 +84,6 @@ def open_store(env: Mapping[str, str], timeout: float, address: str) -> tuple[TC
     """The store at which the ranks meet, and this rank and their number. Collective.
 
     Args:
-      env: of this process.
       timeout: seconds for each answer of the manager, and for all ranks to come.
       address: at which ranks of other hosts reach this one.
 

@@ -60,7 +60,6 @@ class Client:
 
     Args:
       host, port: where the server is.
-      secret: of the job.
       timeout: seconds to reach it at first; until then a refused connection is tried again.
 
     Raises:

@@ -39,7 +39,6 @@ class StepHeaders:
     """Exchanges headers, step after step, in the same memory.
 
     Args:
-      backend: the group.
       n_weights: the largest number of nodes of a rank.
     """
 

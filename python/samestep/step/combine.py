@@ -124,7 +124,6 @@ def combine_weights(n_shards: int, nodes: list[list[Node]], weights: list[list[f
     """The sum of the weights of all shards, added in the order of the tree.
 
     Args:
-      n_shards: of the step.
       nodes: by rank, the nodes that it holds.
       weights: by rank, the weights of its nodes.
     """
@@ -147,10 +146,7 @@ def combine(
     to all.
 
     Args:
-      backend: the group.
-      n_shards: of the step.
       nodes: by rank, the nodes that it holds.
-      left: seconds left.
       mine: the sums of this rank's nodes, in order; at least one array, which may be the identity of the
         sum. They may be overwritten.
     """

@@ -182,7 +182,6 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
 
     Args:
       flat: in the dtype of the sums; may become the memory of the result.
-      spec: of the leaf.
       like: for a number, one of the type to return; for an array, `arrays.sharding_of` the leaf.
       device: as for `Library.new`.
     """

@@ -69,7 +69,6 @@ class PairwiseTree(Generic[_T]):
     order; in ascending order no more than about log2 n partial sums are kept.
 
     Args:
-      n_shards: of the step.
       merge: `merge(value, siblings)` returns the sum of a new value and what it meets, one sibling after another,
         each added to the sum so far; it may reuse the memory of any. As additions commute, the siblings may be on the
         left or on the right.

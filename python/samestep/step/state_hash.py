@@ -99,7 +99,6 @@ def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> s
     """Which leaves differ, and which ranks differ from the majority.
 
     Args:
-      names: of the leaves.
       hashes: of the leaves, by rank; not all equal.
 
     Example:
@@ -146,7 +145,6 @@ class Verifier:
     """Compares the state of all ranks at an interval of steps, and reports between which steps it began to differ.
 
     Args:
-      backend: the group.
       what: the name of the state, for the text.
       interval: steps from one comparison to the next, >= 1; the first is before step 0.
     """

@@ -39,7 +39,6 @@ class Launch:
 
     Args:
       start: how many ranks, and whether by the launcher of an MPI library.
-      paths: the test files.
       options: options of pytest in the ranks.
       folder: an empty folder for the socket, the logs and temporary files.
       tolerant: ask the launcher not to end the other ranks when one dies.

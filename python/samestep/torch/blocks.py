@@ -36,7 +36,6 @@ def require_blocks(
       verb, what: for errors, such as "all_gather" and "output".
       blocks: one for each rank.
       like: what goes into, or comes from, this rank's block.
-      comm: the group.
       of_any_length: blocks of other ranks may differ in length.
 
     Raises:

@@ -35,8 +35,6 @@ def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Ba
     Args:
       options: of torch: its store for this group alone, the members, and how long to wait for them, and for each
         operation of the group.
-      name: of the group, for messages.
-      meetings: as in `meeting.gather`.
 
     Raises:
       TimeoutError: names the ranks that did not join.

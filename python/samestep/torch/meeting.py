@@ -52,9 +52,7 @@ def gather(
 
     Args:
       store: of torch, for this group.
-      rank, size: of this rank.
       timeout: seconds until all ranks have come.
-      name: of the group, for messages.
       fact, layout: as in `Rendezvous.allgather_json`.
       members: ranks of the world; empty for all.
       meetings: of the world, for members to come to, or for the world to begin; None if it is no world of samestep.

@@ -67,7 +67,6 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
     Args:
       options: `torch._C._distributed_c10d._DistributedBackendOptions`.
-      backend_options: the user's `pg_options`.
 
     Raises:
       InvalidArgumentError: there are `pg_options`.

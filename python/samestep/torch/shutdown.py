@@ -23,11 +23,7 @@ _LEAVING_S = 1.0
 
 
 class GroupShutdown:
-    """Keeps a reference to every Work until it has ended, and closes the group.
-
-    Args:
-      backend: the group.
-    """
+    """Keeps a reference to every Work until it has ended, and closes the group."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -214,7 +214,6 @@ def sparse_all_reduce(
     """Start the sum of a sparse tensor over all ranks. Waits for all ranks to exchange shapes and numbers of entries.
 
     Args:
-      comm: the group.
       listed: one tensor of COO layout, which gets the sum, coalesced.
       op: only SUM.
       timeout: seconds for that exchange.

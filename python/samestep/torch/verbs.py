@@ -56,7 +56,6 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
     """Decorate an operation: hide it from autograd and modes, raise torch's errors, too, and record it in profiles.
 
     Args:
-      method: of `Verbs`.
       listed: the number of the argument that lists tensors, if each of them is an operation of the core.
       collective: if this rank cannot begin it, the others are told.
     """

@@ -254,11 +254,7 @@ class Received(Pending):
 
 
 class Future(torch.futures.Future):
-    """The future of a Work. Reading it in Python completes the Work.
-
-    Args:
-      work: the operation.
-    """
+    """The future of a Work. Reading it in Python completes the Work."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()

@@ -32,7 +32,6 @@ def reduce_tree(
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
     Args:
-      backend: the group.
       tree: of the same structure, shapes and dtypes on all ranks.
       op: as for `Backend.allreduce`.
       act: the call, for the texts of errors.

@@ -33,11 +33,9 @@ def call(
     """Add a collective on the leaves of a tree to the program that JAX is tracing.
 
     Args:
-      backend: the group.
       flat: the tree; tracers, arrays and numbers among the leaves.
       is_number: which leaves are communicated separately from arrays; the others are passed through.
       verb: one that keeps shapes.
-      act: what the user called, for errors.
       timeout: seconds that the call may take when the program runs.
       facts: what must be equal on all ranks as well.
       details: more fields of `Collective`.

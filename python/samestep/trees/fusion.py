@@ -133,10 +133,7 @@ def allreduce_leaves(
 
     Args:
       leaves: arrays of the same shapes and dtypes on all ranks, no two of them the same memory.
-      infos: `arrays.info` of each.
       code, factors: of the operator, as `resolve` returns them; behind those of MEAN its divisor.
-      names: of the leaves, for texts of errors.
-      timeout: seconds for all of it.
 
     Returns:
       The same arrays, now holding the results; new ones of the same library for those that cannot be written.

@@ -70,7 +70,6 @@ def why_refused(leaf: Any, *, is_whole: bool = False) -> str | None:
     """Why a reduction does not take a leaf that is neither an array nor None, and what to do; None if it returns it.
 
     Args:
-      leaf: the leaf.
       is_whole: it is the whole tree.
 
     Example:

@@ -68,8 +68,6 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     """Look at all leaves once.
 
     Args:
-      names, leaves: of the tree.
-      act: what the user called, at the beginning of errors.
       backend: the group whose operations will work on the arrays; None if they are only read.
       waiting: the group whose ranks begin to compare trees next, and learn of what is raised here.
 
@@ -270,9 +268,6 @@ def gather_if_different(
     """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective.
 
     Args:
-      backend: the group.
-      mine: what this rank holds.
-      timeout: seconds left.
       compared: this rank has given the digest of a plain tree, which differed from what others gave.
 
     Raises:
@@ -322,8 +317,6 @@ def check_same(
     """Raise MismatchError, the same on every rank, for the first leaf that is not the same everywhere.
 
     Args:
-      group: name of the group, for the text.
-      everyone: what each rank holds.
       absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
       aliases: compare also which entries of the tree are one and the same array.
     """
@@ -381,7 +374,6 @@ def join_views(names: Sequence[str], looks: LeafTable, *, reads: bool) -> tuple[
     differs get a MismatchError when they compare.
 
     Args:
-      names, looks: of the leaves.
       reads: whether leaves that cannot be written are read while others are written.
 
     Returns:

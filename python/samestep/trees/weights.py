@@ -91,12 +91,7 @@ def require_sum(groups: Iterable[str], weight: float, act: str) -> None:
 
 
 class Weights(signature.Comparison):
-    """This rank's weight in a mean, and the sum over all ranks once they have compared their trees.
-
-    Args:
-      backend: the group.
-      act: the call, for errors.
-    """
+    """This rank's weight in a mean, and the sum over all ranks once they have compared their trees."""
 
     def __init__(self, backend: Group, act: str) -> None:
         super().__init__()

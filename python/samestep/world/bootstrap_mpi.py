@@ -40,7 +40,6 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
     firewall, nobody is watched, and a dead rank is found at the deadline; a rank that has reached nobody logs it.
 
     Args:
-      comm: of MPI.
       hosts: of each rank, as `host_identity` says.
       timeout: seconds for all to come.
 

@@ -116,7 +116,6 @@ def communicator_over(
     Args:
       rendezvous: of the ranks; used until this returns.
       timeout: seconds for all to reach each other.
-      name: of the group, for messages.
       introduced: None for the ranks to tell each other.
 
     Returns:

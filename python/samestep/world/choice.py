@@ -106,7 +106,6 @@ def choose(facts: Facts, requested: str = "") -> Choice:
     whose ranks can meet without MPI.
 
     Args:
-      facts: of this process.
       requested: "mpi", "nccl", "native", or "" for none; takes precedence.
 
     Raises:
@@ -142,8 +141,6 @@ def check_launch(facts: Facts, size: int, library: str) -> None:
     """Compare the launcher with the loaded MPI library, whose world has `size` ranks.
 
     Args:
-      facts: of this process.
-      size: of the world.
       library: path and version of the MPI library.
 
     Raises:

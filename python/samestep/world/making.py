@@ -45,8 +45,6 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
       comm: of all ranks, before its first long message.
       requested: the backend that was asked for; "" for none.
       host_backend: "mpi" or "native", of host arrays.
-      known: of this process.
-      arguments: of `initialize`.
       timeout: seconds until all ranks have joined.
       proved: the ranks have proved to each other that they belong to one job.
 
@@ -221,8 +219,6 @@ def regroup(
 
     Args:
       world: what `initialize` has returned; its groups are closed.
-      goes_on: this process.
-      arguments: of `initialize`.
       step, clean, admits: as in `samestep.rendezvous.membership.Post`.
 
     Raises:

@@ -27,7 +27,6 @@ class Member:
 
     Args:
       address: of the store, as host:port.
-      uid: of this process.
 
     Raises:
       MismatchError: the others run another version of samestep than this process, which was started later.
