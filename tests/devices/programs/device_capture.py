@@ -50,7 +50,7 @@ def call_inside_of_a_capture(backend):
         attempt(lambda: world.isend(x, 1) and None)
         attempt(lambda: world.allreduce_tree({"a": x}) and None)
         attempt(lambda: ss.synchronize(world, {"a": x}) and None)
-        attempt(lambda: lists.checked([x], "all_reduce_multigpu", "tensor_list", written=True) and None)
+        attempt(lambda: lists.Call(world, "all_reduce_multigpu", [x], "tensor_list") and None)
     report(result=world.allreduce(x).get().tolist())
     world.close()
 
