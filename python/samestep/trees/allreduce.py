@@ -49,11 +49,9 @@ def reduce_tree(
             tree = weights.of_tree(tree, left())
         by = weights or (signature.Comparison(facts) if facts is not NO_FACTS else signature.BY_DIGEST)
         divided = parts_in(tree)
-        fast, compared = (
-            (None, False)
-            if divided
-            else signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
-        )
+        fast, compared = None, False
+        if not divided:
+            fast, compared = signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
         if fast is not None and not fast.on_device:
             if weights is None:
                 fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
@@ -63,9 +61,11 @@ def reduce_tree(
         flat = trees.flatten(tree)
         if fast is not None:
             infos = list(map(arrays.info, flat.leaves))
-            return flat.rebuild(
-                _move(backend, flat.names, flat.leaves, infos, op, left=left, weights=weights)
+            code, *factors = resolve(op) if weights is None else weights.operator_for(infos)
+            reduced = allreduce_leaves(
+                backend, flat.leaves, infos, int(code), *factors, names=flat.names, timeout=left()
             )
+            return flat.rebuild(reduced)
         if flat.static:
             static = static_texts(flat)
             by, facts = by if weights else signature.Comparison(facts), facts.with_texts(static)
@@ -80,18 +80,7 @@ def reduce_tree(
             return compiled_trees.call(
                 backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left(), facts=facts
             )
-        reduced = _reduce(
-            backend,
-            flat.names,
-            flat.leaves,
-            op,
-            act=act,
-            left=left,
-            compared=compared,
-            by=by,
-            divided=divided,
-        )
-        return flat.rebuild(reduced)
+        return flat.rebuild(_reduce(backend, flat, op, act, left, by, compared=compared, divided=divided))
 
 
 def op_name(op: Op, verb: str) -> str:
@@ -104,18 +93,18 @@ def op_name(op: Op, verb: str) -> str:
     return "PREMUL" if isinstance(op, Premul) else ReduceOp(code).name
 
 
-def _reduce(
+def _reduce(  # noqa: PLR0917 - the call, one after the other
     backend: Group,
-    names: list[str],
-    leaves: Sequence[Any],
+    flat: trees.Flat,
     op: Op,
-    *,
     act: str,
     left: Timer,
-    compared: bool,
     by: signature.Comparison,
+    *,
+    compared: bool,
     divided: Mapping[int, str],
 ) -> list[Any]:
+    names, leaves = flat.names, flat.leaves
     weights = by if isinstance(by, Weights) else None
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = signature.join_views(names, looks, reads=weights is None)
@@ -132,29 +121,23 @@ def _reduce(
         _agree_on_aliases(everyone, values, aliases, act)
         infos = _fill_in_zeros(backend, names, values, infos, act=act, left=left)
 
-    moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
-    arrays_, known = [values[i] for i, _ in moved], [info for _, info in moved]
-    of = [names[i] for i, _ in moved]
-    reduced = _move(backend, of, arrays_, known, op, left=left, weights=weights)
-    for (i, _), value in zip(moved, reduced, strict=True):
+    moved = {i: info for i, info in enumerate(infos) if info and aliases[i] == i}
+    known = list(moved.values())
+    code, *factors = resolve(op) if weights is None else weights.operator_for(known)
+    reduced = allreduce_leaves(
+        backend,
+        [values[i] for i in moved],
+        known,
+        int(code),
+        *factors,
+        names=[names[i] for i in moved],
+        timeout=left(),
+    )
+    for i, value in zip(moved, reduced, strict=True):
         values[i] = value
     for i in numbers:
         values[i] = type(leaves[i])(values[i][()])
     return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
-
-
-def _move(
-    backend: Group,
-    names: list[str],
-    leaves: list[Any],
-    infos: list[ArrayInfo],
-    op: Op,
-    *,
-    left: Timer,
-    weights: Weights | None,
-) -> list[Any]:
-    code, *factors = resolve(op) if weights is None else weights.operator_for(infos)
-    return allreduce_leaves(backend, leaves, infos, int(code), *factors, names=names, timeout=left())
 
 
 def _agree_on_aliases(
