@@ -12,7 +12,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from samestep.rendezvous import local_links, torch_store  # noqa: E402
 from samestep.rendezvous.store import RESERVED  # noqa: E402
-from samestep.torch import bootstrap, meeting  # noqa: E402
+from samestep.torch import bootstrap  # noqa: E402
 
 PATIENCE_S = 60.0
 LAYOUT = [int, str]
@@ -24,7 +24,7 @@ class Ranks:
 
     def __init__(self, size, kind):
         self.store, self.size, self.kind = dist.HashStore(), size, kind
-        self.worlds = [meeting.Meetings() for _ in range(size)]
+        self.worlds = [bootstrap.Meetings() for _ in range(size)]
         for world in self.worlds:
             world.store = dist.PrefixStore("world", self.store)
 
@@ -46,7 +46,7 @@ class Rank(threading.Thread):
     def run(self):
         of, rank = self.of, self.rank
         try:
-            _, self.heard = meeting.gather(
+            _, self.heard = bootstrap.gather(
                 *(of.store, rank, of.size, self.timeout),
                 name="g",
                 fact=[rank, "é"],

@@ -18,8 +18,7 @@ from samestep._util.json_layout import Many
 from samestep._util.text import ranks_text
 from samestep.errors import MismatchError, UnavailableError
 from samestep.group.group import Group
-from samestep.optimizer.flat_exchange import Partition
-from samestep.optimizer.plan import partition_of
+from samestep.optimizer.flat_exchange import Partition, partition_of
 from samestep.step.leaves import Flat
 from samestep.trees.divided import maker, note_form, note_part
 

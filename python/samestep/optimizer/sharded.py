@@ -13,9 +13,9 @@ from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.group import Group
-from samestep.optimizer.extra_arguments import reduce_all
-from samestep.optimizer.flat_exchange import FlatExchange
-from samestep.optimizer.plan import (
+from samestep.optimizer.extra_arguments import StateFacts, reduce_all, with_bits
+from samestep.optimizer.flat_exchange import (
+    FlatExchange,
     Plan,
     cut_part,
     from_elements,
@@ -24,7 +24,6 @@ from samestep.optimizer.plan import (
     tree_specs,
 )
 from samestep.optimizer.probe import part_shape
-from samestep.optimizer.state_facts import StateFacts, with_bits
 from samestep.step.leaves import Flat, LeafSpec
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature

@@ -36,8 +36,8 @@ from samestep.step.leaves import (
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.state_hash import Recorder
 from samestep.step.together import audited_now, note_begun, note_reduced
+from samestep.trees.allreduce import require_sum, weight_of
 from samestep.trees.fusion import Timer, timer
-from samestep.trees.weights import require_sum, weight_of
 
 __all__ = ["Accumulator"]
 

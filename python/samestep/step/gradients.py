@@ -13,8 +13,8 @@ from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import leaves
 from samestep.step.together import note_reduced
 from samestep.trees import allreduce
+from samestep.trees.allreduce import Weights, weight_of
 from samestep.trees.facts import NO_FACTS, Facts
-from samestep.trees.weights import Weights, weight_of
 
 _Tree = TypeVar("_Tree")
 

@@ -15,8 +15,8 @@ from samestep import arrays, trees
 from samestep.arrays import of_torch
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
+from samestep.trees.allreduce import ADDED_AS, is_whole, why_not
 from samestep.trees.structure import DEEPEST
-from samestep.trees.weights import ADDED_AS, is_whole, why_not
 
 Flat = np.ndarray[Any, Any]
 

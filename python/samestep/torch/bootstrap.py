@@ -1,18 +1,24 @@
-"""Rendezvous of the ranks of a torch.distributed group."""
+"""Where the ranks of a torch.distributed group meet, and what they tell each other there."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import threading
 from typing import Any
+
+import torch.distributed as dist
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep.backend import Backend, MPIBackend, NativeBackend
-from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.errors import InvalidArgumentError, MismatchError, TimeoutError
 from samestep.rendezvous import interfaces, local_links
-from samestep.torch import meeting
+from samestep.rendezvous.rendezvous import Deadline, Rendezvous, facts_of, join, wait_for_ranks
+from samestep.rendezvous.store import RESERVED, PrefixStore
+from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
     bootstrap_mpi,
     bootstrap_native,
@@ -23,11 +29,144 @@ from samestep.world import (
     transports,
 )
 
+
+class Meetings:
+    """Those of the groups within one world of samestep.
+
+    torch gives a group the keys of an earlier one after `destroy_process_group`, or if it has the same members. So each
+    meeting has a number, and keys of its own. A rank that has come to a meeting, whether the others came, or not, comes
+    to the next one then: within a world, which ends if one of its processes does, it knows the number itself.
+    """
+
+    def __init__(self) -> None:
+        self.store: Any = None  # of torch, for this world alone
+        self._next: dict[str, int] = {}
+        self._mutex = threading.Lock()
+
+    def take(self, who: str) -> int:
+        """The number of the next meeting of these ranks: of this thread alone, if several make such groups."""
+        with self._mutex:
+            number = self._next.get(who, 0)
+            self._next[who] = number + 1
+        return number
+
+
+def gather(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    name: str,
+    fact: Any,
+    layout: Any,
+    members: list[int],
+    meetings: Meetings | None,
+) -> tuple[Rendezvous, list[Any]]:
+    """Wait for the other ranks, and hear what they say. Collective.
+
+    Args:
+      store: of torch, for this group.
+      timeout: seconds until all ranks have come.
+      fact, layout: as in `Rendezvous.allgather_json`.
+      members: ranks of the world; empty for all.
+      meetings: of the world, for members to come to, or for the world to begin; None if it is no world of samestep.
+
+    Returns:
+      The ranks that have met, and the facts of all.
+
+    Raises:
+      TimeoutError: names the ranks that did not come.
+      MismatchError, UnavailableError: as `rendezvous.join`.
+    """
+    keys = TorchStore(store, timeout)
+    keys.where += f", for group '{name}'"
+    if size == 1:
+        return Rendezvous(keys, rank, size, timeout, owned=False), [fact]
+    if members:
+        own = _Place(rank, size, timeout)
+        return _meet_within(keys, own, members, meetings, fact=fact, layout=layout)
+    # A rank that joins reads the number of the meeting to come. One that has met, or has given up, raises it. A group
+    # cannot be left before all have joined, so all of its ranks have read the same number.
+    number = keys.compare_set("meeting", b"", b"0")
+    place = dist.PrefixStore(f"meeting {number.decode()}", store)
+    try:
+        met = join(_at(place, keys), rank, size, timeout)
+    finally:
+        keys.compare_set("meeting", number, str(int(number) + 1).encode())
+    if meetings is not None:
+        meetings.store = place
+    return met, met.allgather_json(fact, layout)
+
+
+class _Place:
+    """Of one rank in a group, and how long it waits for the others."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size, self.deadline = rank, size, Deadline(timeout)
+
+
+def _at(store: Any, like: TorchStore) -> TorchStore:
+    made = TorchStore(store, like.timeout.total_seconds())
+    made.where = like.where
+    return made
+
+
+def _meet_within(
+    keys: TorchStore, own: _Place, members: list[int], meetings: Meetings | None, *, fact: Any, layout: Any
+) -> tuple[Rendezvous, list[Any]]:
+    """As `gather`, for ranks that cannot differ in their number, nor share one: the keys have the members."""
+    who = f"group of ranks {members}"
+    number = 0
+    if meetings is not None and meetings.store is not None:
+        base = meetings.store
+    else:
+        base, meetings = getattr(dist.group.WORLD, "get_group_store", lambda: keys._store)(), None
+        keys = _at(dist.PrefixStore(who, base), keys)
+        number = int(keys.compare_set("meeting", b"", b"0"))
+    while True:
+        if meetings is not None:
+            number = meetings.take(who)
+        meeting = _at(dist.PrefixStore(f"{who}, meeting {number}", base), keys)
+        number += 1
+        # A late rank may have set the number back below, to a meeting that this rank has given up, and others left.
+        if meetings is None and meeting.add(f"comings of rank {own.rank}", 1) > 1:
+            continue
+        try:
+            facts = _say_and_hear(meeting, own, fact, layout)
+        finally:
+            if meetings is None:
+                keys.set("meeting", str(number))
+        if facts is not None:
+            timeout = own.deadline.timeout
+            return Rendezvous(meeting, own.rank, own.size, timeout, owned=False), facts
+
+
+def _say_and_hear(store: TorchStore, own: _Place, fact: Any, layout: Any) -> list[Any] | None:
+    """`join` and `allgather_json` in one: what a rank says shows that it has joined.
+
+    Returns:
+      None if one had given up before the last one came: then all come to the next meeting.
+    """
+    keys = PrefixStore(RESERVED, store)
+    names = [f"rank {rank}" for rank in range(own.size)]
+    keys.set(names[own.rank], json.dumps(fact))
+    try:
+        if text := wait_for_ranks(keys, names, own.rank, own.size, own.deadline):
+            raise TimeoutError(text)
+        facts = facts_of(keys._apply("present", keys._paths(names)), (layout, None), store)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            keys.set(names[own.rank], json.dumps(None))
+        raise
+    return None if None in facts else facts
+
+
 _prepare_core_once = functools.cache(lifecycle.prepare_core)
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
 
-def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Backend:
+def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
     """The group of ranks that meet at a store of torch. Collective over them.
 
     Ranks of one host use shared memory. Between hosts they use MPI if it started them, else TCP.
@@ -59,7 +198,7 @@ def open_group(options: Any, name: str, meetings: meeting.Meetings | None) -> Ba
             introduction = b"" if listener is None else listener.introduction
             mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, introduction.hex()]
             layout = [*opening.FACTS, bool, str]
-            rendezvous, rows = meeting.gather(
+            rendezvous, rows = gather(
                 options.store,
                 rank,
                 size,
