@@ -188,9 +188,9 @@ class Backend(Group):
           >>> backend.any(backend.rank == 0), backend.any(False)
           (True, False)
         """
-        from samestep.step import decide
+        from samestep.step import agree
 
-        return decide.any_rank(self, flag, "any()", timeout)
+        return agree.any_rank(self, flag, "any()", timeout)
 
     def all(self, flag: bool, *, timeout: float | None = None) -> bool:
         """Whether `flag` is true on all ranks; the same answer on all ranks. Collective, 8 bytes.
@@ -201,9 +201,9 @@ class Backend(Group):
           >>> backend.all(True), backend.all(backend.rank > 0)
           (True, False)
         """
-        from samestep.step import decide
+        from samestep.step import agree
 
-        return not decide.any_rank(self, not flag, "all()", timeout)
+        return not agree.any_rank(self, not flag, "all()", timeout)
 
     def all_finite(self, tree: Any, *, timeout: float | None = None) -> bool:
         """Whether all elements of all arrays and numbers of a tree are finite, on all ranks. Collective, 8 bytes.
@@ -225,9 +225,9 @@ class Backend(Group):
           >>> backend.all_finite({"w": np.ones(2)}), backend.all_finite([np.array([1.0, np.nan])])
           (True, False)
         """
-        from samestep.step import decide
+        from samestep.step import agree
 
-        return decide.all_finite(self, tree, timeout)
+        return agree.all_finite(self, tree, timeout)
 
     def println(self, *args: Any, timeout: float | None = None) -> None:
         """Print one line from every rank, in rank order and never interleaved. Collective.

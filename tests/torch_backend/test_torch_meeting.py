@@ -46,14 +46,15 @@ class Rank(threading.Thread):
     def run(self):
         of, rank = self.of, self.rank
         try:
-            _, self.heard = bootstrap.gather(
-                *(of.store, rank, of.size, self.timeout),
-                name="g",
-                fact=[rank, "é"],
-                layout=LAYOUT,
-                members=[] if of.kind == "world" else [3 * r for r in range(of.size)],
-                meetings=of.worlds[rank] if of.kind == "in a world of samestep" else None,
+            options = SimpleNamespace(
+                store=of.store,
+                group_rank=rank,
+                group_size=of.size,
+                timeout=datetime.timedelta(seconds=self.timeout),
+                global_ranks_in_group=[] if of.kind == "world" else [3 * r for r in range(of.size)],
             )
+            meetings = of.worlds[rank] if of.kind == "in a world of samestep" else None
+            _, self.heard = bootstrap.gather(options, "g", [rank, "é"], LAYOUT, meetings)
         except ss.Error as error:
             self.heard = error
 

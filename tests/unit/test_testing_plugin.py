@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from plugin_runs import run
-from samestep.testing import markers, summary
+from samestep.testing import markers, reports
 from samestep.testing.markers import World
 
 TWO_RANKS = """
@@ -378,7 +378,7 @@ def test_one_rank_is_the_same_on_all_backends_and_more_have_those_that_can():
 
 
 def test_the_words_of_the_summary():
-    tally = summary.Tally()
+    tally = reports.Tally()
     assert tally.lines() == []
     tally.ran.update({World(2, "mpi"): 40, World(3, "mpi"): 2})
     tally.places.add("Open MPI 5, one host")

@@ -10,22 +10,9 @@ from dataclasses import dataclass, replace
 from samestep import _settings
 
 _FOR_OTHER_HOSTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_PREFIXES_FOR_OTHER_HOSTS = (
-    "SAMESTEP_",
-    "NCCL_",
-    "OMP_",
-    *(
-        "OPENBLAS_",
-        "MKL_",
-        "BLIS_",
-        "NPY_",
-        "ATEN_",
-        "DNNL_",
-        "ONEDNN_",
-        "CUBLAS_",
-        "XLA_",
-    ),  # choose code: other bits
-)
+# They choose code: other bits.
+_OF_MATHS = ("OPENBLAS_", "MKL_", "BLIS_", "NPY_", "ATEN_", "DNNL_", "ONEDNN_", "CUBLAS_", "XLA_")
+_PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_", *_OF_MATHS)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from samestep.testing import markers, protocol, reports
 from samestep.testing.launch import Launch, LaunchError
 from samestep.testing.markers import Start, default_timeout, start_of, world_of
-from samestep.testing.summary import TALLY
+from samestep.testing.reports import TALLY
 
 CRASH = "Fatal Python error"  # faulthandler's first words
 GRACE_S = 10.0  # for the other ranks to end by themselves once one has failed

@@ -9,7 +9,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from samestep._util import launchers
-from samestep.testing import markers, protocol, summary
+from samestep.testing import markers, protocol, reports
 
 if TYPE_CHECKING:
     from samestep.backend import Backend
@@ -39,7 +39,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find out what this process is: the parent of ranks, a rank of an mpirun, or a rank of a parent."""
     config.addinivalue_line("markers", markers.MARKER_HELP)
-    config.stash[summary.TALLY] = summary.Tally()
+    config.stash[reports.TALLY] = reports.Tally()
     if config.pluginmanager.has_plugin("samestep-rank") or config.getoption("help", False):
         return
     markers.expected(config)
@@ -111,14 +111,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say what ran on how many ranks."""
-    summary.write(terminalreporter, config.stash[summary.TALLY], _shortages(config))
+    reports.write(terminalreporter, config.stash[reports.TALLY], _shortages(config))
 
 
 def _shortages(config: pytest.Config) -> list[str]:
     if config.pluginmanager.has_plugin("samestep-rank"):
         return []
     world = protocol.launcher_world()
-    return summary.shortages(config, config.stash[summary.TALLY], world[1] if world else None)
+    return reports.shortages(config, config.stash[reports.TALLY], world[1] if world else None)
 
 
 @pytest.fixture(name=markers.WORLD)

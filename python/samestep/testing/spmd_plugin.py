@@ -14,7 +14,7 @@ from _pytest.runner import runtestprotocol
 
 from samestep.testing import markers, reports
 from samestep.testing.markers import HOLDER, default_timeout, world_of
-from samestep.testing.summary import TALLY
+from samestep.testing.reports import TALLY
 
 MEET_S = 120.0  # for all ranks to have collected
 SLACK_S = 10.0  # after a test's own deadline, for a late rank to write where it is

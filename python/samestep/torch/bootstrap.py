@@ -52,24 +52,13 @@ class Meetings:
 
 
 def gather(
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: float,
-    *,
-    name: str,
-    fact: Any,
-    layout: Any,
-    members: list[int],
-    meetings: Meetings | None,
+    options: Any, name: str, fact: Any, layout: Any, meetings: Meetings | None
 ) -> tuple[Rendezvous, list[Any]]:
     """Wait for the other ranks, and hear what they say. Collective.
 
     Args:
-      store: of torch, for this group.
-      timeout: seconds until all ranks have come.
+      options: as in `open_group`.
       fact, layout: as in `Rendezvous.allgather_json`.
-      members: ranks of the world; empty for all.
       meetings: of the world, for members to come to, or for the world to begin; None if it is no world of samestep.
 
     Returns:
@@ -79,17 +68,18 @@ def gather(
       TimeoutError: names the ranks that did not come.
       MismatchError, UnavailableError: as `rendezvous.join`.
     """
-    keys = TorchStore(store, timeout)
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
+    keys = TorchStore(options.store, timeout)
     keys.where += f", for group '{name}'"
     if size == 1:
         return Rendezvous(keys, rank, size, timeout, owned=False), [fact]
-    if members:
+    if members := list(options.global_ranks_in_group):
         own = _Place(rank, size, timeout)
         return _meet_within(keys, own, members, meetings, fact=fact, layout=layout)
     # A rank that joins reads the number of the meeting to come. One that has met, or has given up, raises it. A group
     # cannot be left before all have joined, so all of its ranks have read the same number.
     number = keys.compare_set("meeting", b"", b"0")
-    place = dist.PrefixStore(f"meeting {number.decode()}", store)
+    place = dist.PrefixStore(f"meeting {number.decode()}", options.store)
     try:
         met = join(_at(place, keys), rank, size, timeout)
     finally:
@@ -197,18 +187,7 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
         with alone if size == 1 else local_links.Listener() as listener:
             introduction = b"" if listener is None else listener.introduction
             mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, introduction.hex()]
-            layout = [*opening.FACTS, bool, str]
-            rendezvous, rows = gather(
-                options.store,
-                rank,
-                size,
-                timeout,
-                name=name,
-                fact=mine,
-                layout=layout,
-                members=global_ranks,
-                meetings=meetings,
-            )
+            rendezvous, rows = gather(options, name, mine, [*opening.FACTS, bool, str], meetings)
             table = [opening.RankFacts(*row[:-2]) for row in rows]
             introduced = bootstrap_native.Introduced(
                 [facts.host for facts in table],

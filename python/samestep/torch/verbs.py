@@ -22,7 +22,6 @@ from samestep.errors import (
     TimeoutError,
 )
 from samestep.reduce_ops import SUM
-from samestep.torch import blocks as lists
 from samestep.torch import tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
@@ -158,7 +157,7 @@ class Verbs:
     @_verb_on_lists
     def _all_reduce(self, tensors_: _Tensors, opts: Any, of_equal_shapes: bool = True) -> Work:
         if len(tensors_) > 1:
-            lists.require_alike("all_reduce", "input", tensors_, tensors_[0], in_shape=of_equal_shapes)
+            tensors.require_alike("all_reduce", "input", tensors_, tensors_[0], in_shape=of_equal_shapes)
         if tensors_[0].layout is not torch.strided:
             parts, finish = tensors.sparse_all_reduce(self._comm, tensors_, _op(opts), self._seconds(opts))
             return self._started(parts, tensors_, opts, finish)
@@ -189,7 +188,7 @@ class Verbs:
         parts: list[_core.Work] = []
         finishes = []
         all_equal = [
-            lists.require_blocks("reduce_scatter", "input", blocks, output, self._comm)
+            tensors.require_blocks("reduce_scatter", "input", blocks, output, self._comm)
             for output, blocks in zip(outputs, inputs, strict=True)
         ]
         for output, blocks, equal in zip(outputs, inputs, all_equal, strict=True):
@@ -199,7 +198,7 @@ class Verbs:
                 parts.append(self._comm.reduce_scatter(everything, run, code, factor))
                 finishes += [copy_back] if copy_back else []
                 continue
-            lists.require_equal_counts("reduce_scatter", blocks, self._comm, self._seconds(opts))
+            tensors.require_equal_counts("reduce_scatter", blocks, self._comm, self._seconds(opts))
             parts.append(self._comm.allreduce(everything, None, code, factor))
             start = sum(block.numel() for block in blocks[: self._comm.rank])
             mine = everything[start : start + output.numel()]
@@ -221,7 +220,7 @@ class Verbs:
     def _reduce_scatter_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
         code, factor = tensors.reduction(_op(opts))
         for output, input in zip(outputs, inputs, strict=True):
-            lists.require_whole("reduce_scatter_tensor", input, output, self._comm.size)
+            tensors.require_whole("reduce_scatter_tensor", input, output, self._comm.size)
         runs, copy_back = tensors.in_place(outputs)
         parts = [
             self._comm.reduce_scatter(tensors.in_one_dimension(input), run, code, factor)
@@ -235,7 +234,7 @@ class Verbs:
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
         root = _root(opts)
         if len(tensors_) > 1:
-            lists.require_alike("broadcast", "input", tensors_, tensors_[0], in_shape=True)
+            tensors.require_alike("broadcast", "input", tensors_, tensors_[0], in_shape=True)
         runs, copy_back = tensors.written_unless(self._comm.rank == root, tensors_)
         parts = [self._comm.bcast(tensors.memory(run), root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
@@ -246,7 +245,7 @@ class Verbs:
         if self._comm.rank != root:
             return self._started([self._comm.gather(tensors.sent(input), None, root)], [], opts)
         (blocks,) = outputs
-        lists.require_blocks("gather", "output", blocks, input, self._comm, of_any_length=False)
+        tensors.require_blocks("gather", "output", blocks, input, self._comm, of_any_length=False)
         tensors.require_writable(blocks)
         everything = tensors.flat(blocks, input.dtype)
         part = self._comm.gather(tensors.sent(input), tensors.memory(everything), root)
@@ -256,7 +255,7 @@ class Verbs:
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         root, into = _root(opts), None
         if self._comm.rank == root:
-            lists.require_whole("gather_single", output, input, self._comm.size)
+            tensors.require_whole("gather_single", output, input, self._comm.size)
             into = tensors.memory(output)
         return self._started([self._comm.gather(tensors.sent(input), into, root)], [output], opts)
 
@@ -268,7 +267,7 @@ class Verbs:
         everything = None
         if self._comm.rank == root:
             (blocks,) = inputs
-            lists.require_blocks("scatter", "input", blocks, output, self._comm, of_any_length=False)
+            tensors.require_blocks("scatter", "input", blocks, output, self._comm, of_any_length=False)
             everything = tensors.memory(tensors.joined(blocks))
         (run,), copy_back = tensors.in_place([output])
         part = self._comm.scatter(everything, tensors.memory(run), root)
@@ -296,7 +295,7 @@ class Verbs:
     def _all_gather_lists(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
         parts, finishes = [], []
         all_equal = [
-            lists.require_blocks("all_gather", "output", blocks, input, self._comm)
+            tensors.require_blocks("all_gather", "output", blocks, input, self._comm)
             for blocks, input in zip(outputs, inputs, strict=True)
         ]
         tensors.require_writable([block for blocks in outputs for block in blocks])
@@ -347,7 +346,7 @@ class Verbs:
 
     def _all_gather_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
         for output, input in zip(outputs, inputs, strict=True):
-            lists.require_whole("all_gather_into_tensor", output, input, self._comm.size)
+            tensors.require_whole("all_gather_into_tensor", output, input, self._comm.size)
         parts = [
             self._comm.allgather(tensors.sent(input), tensors.memory(output))
             for output, input in zip(outputs, inputs, strict=True)
@@ -357,9 +356,9 @@ class Verbs:
     @_verb
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
         size, rank = self._comm.size, self._comm.rank
-        lists.require_one_each("all_to_all", "input", inputs, size)
-        lists.require_blocks("all_to_all", "output", outputs, inputs[rank], self._comm)
-        lists.require_blocks("all_to_all", "input", inputs, outputs[rank], self._comm)
+        tensors.require_one_each("all_to_all", "input", inputs, size)
+        tensors.require_blocks("all_to_all", "output", outputs, inputs[rank], self._comm)
+        tensors.require_blocks("all_to_all", "input", inputs, outputs[rank], self._comm)
         tensors.require_writable(outputs)
         everything = tensors.flat(outputs, outputs[0].dtype)
         part = self._comm.alltoallv(
@@ -379,9 +378,9 @@ class Verbs:
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
-        lists.require_alike("all_to_all_single", "output", [output], input)
-        sent = lists.block_counts(input, input_splits, "input", self._comm.size)
-        received = lists.block_counts(output, output_splits, "output", self._comm.size)
+        tensors.require_alike("all_to_all_single", "output", [output], input)
+        sent = tensors.block_counts(input, input_splits, "input", self._comm.size)
+        received = tensors.block_counts(output, output_splits, "output", self._comm.size)
         if sent[self._comm.rank] != received[self._comm.rank]:
             raise InvalidArgumentError(
                 f"all_to_all_single: this rank sends itself {sent[self._comm.rank]} elements, but expects "

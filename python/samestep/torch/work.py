@@ -1,7 +1,7 @@
 """Operations in progress, as torch.distributed sees them.
 
 The start of an operation posts it, and any thread that waits makes progress. `wait` and `is_completed` do that; so
-does reading a future from Python, and, because C++ may wait for it, a thread of `completion`. A future that autograd's
+does reading a future from Python, and, because C++ may wait for it, a `_Watcher`. A future that autograd's
 hooks have asked for is read from C++, after the backward pass: all of those are completed by a callback at the end of
 the pass, in the order in which they were started, before the one in which DistributedDataParallel reads them. If a hook
 itself waits in C++, that end never comes, so the thread completes what has been in progress for a second, too.
@@ -9,9 +9,11 @@ itself waits in C++, that end never comes, so the thread completes what has been
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,9 +24,91 @@ import torch.distributed as dist
 
 from samestep import _core
 from samestep._util.deadline import Deadline
-from samestep.errors import Error
-from samestep.torch import completion
+from samestep.errors import Error, TimeoutError
 from samestep.torch.errors import for_torch
+
+_SLICE_S = 0.02  # for one of several operations: the next may end first
+_GUARD_S = 1.0
+
+
+class _Watcher:
+    """A thread that completes operations whose futures C++ may wait for, such as `torch.futures.wait_all`.
+
+    Nobody makes progress there. The thread is started with the first such future, and ends with the last one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._works: list[tuple[Any, float]] = []  # with their deadlines
+        self._stops = False
+        self._guard: threading.Thread | None = None
+        self._guard_ends = threading.Event()
+
+    def guard(self, works_of: Callable[[], list[Any]]) -> None:
+        """Watch, from now on, each work that two looks, a second apart, find in `works_of()`."""
+        if self._guard is None or not self._guard.is_alive():
+            self._guard = threading.Thread(
+                target=self._run_guard, args=(works_of,), name="samestep hooks", daemon=True
+            )
+            self._guard.start()
+
+    def _run_guard(self, works_of: Callable[[], list[Any]]) -> None:
+        before: list[Any] = []
+        while not self._guard_ends.wait(_GUARD_S):
+            works = works_of()
+            for work in works:
+                if any(work is earlier for earlier in before):
+                    self.watch(work)
+            before = works
+
+    def watch(self, work: Any) -> None:
+        """Complete a `samestep.torch.work.Work`, whatever the calling thread does."""
+        with self._lock:
+            if any(work is known for known, _ in self._works):
+                return
+            self._works.append((work, time.monotonic() + work._timeout))
+            if self._thread is None or not self._thread.is_alive():  # nor is it after a fork
+                self._thread = threading.Thread(target=self._run, name="samestep futures", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Before the interpreter ends, which must not find the thread in C++."""
+        self._stops = True
+        self._guard_ends.set()
+        if self._thread is not None:
+            self._thread.join(10 * _SLICE_S)
+
+    def _run(self) -> None:
+        while not self._stops:
+            works = list(self._works)
+            # Without the lock: a callback of a future may ask for another one.
+            ended = [entry for entry in works if entry[0].is_completed()]
+            with self._lock:
+                self._works = [entry for entry in self._works if entry not in ended]
+                if not self._works:
+                    self._thread = None
+                    return
+            for work, end in works:
+                _wait_briefly(work, end, _SLICE_S / len(works))
+
+
+def _wait_briefly(work: Any, end: float, seconds: float) -> None:
+    if time.monotonic() > end:
+        work._complete(seconds, True)  # too late: as any wait would, it ends the group
+        return
+    try:
+        work._complete(seconds, False)
+    except TimeoutError:
+        pass
+    except Exception:  # the group has ended
+        work._complete(seconds, True)
+
+
+_watcher = _Watcher()
+watch, guard = _watcher.watch, _watcher.guard
+atexit.register(_watcher.stop)
+
 
 _n_dispatch_modes, _n_function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
@@ -160,7 +244,7 @@ class Work(dist.Work):
             elif in_backward:
                 _complete_after_backward(self)
             else:
-                completion.watch(self)
+                watch(self)
         return self._future
 
     def ending(self) -> torch.futures.Future:
@@ -357,7 +441,7 @@ def _complete_after_backward(work: Work) -> None:
     works = _awaited.setdefault(this_pass, first)  # threads of one pass may come at once, too
     works.append(work)
     if works is first:
-        completion.guard(_works_in_backward)
+        guard(_works_in_backward)
         while len(_awaited) > _MOST_PASSES:
             _awaited.pop(min(_awaited.copy()), None)
         complete = functools.partial(_complete_awaited, this_pass)
