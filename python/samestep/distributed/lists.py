@@ -21,21 +21,7 @@ from samestep.distributed import buffers, groups
 from samestep.distributed.groups import WORLD, ReduceOp
 from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
-from samestep.reduce_ops import (
-    AVG,
-    BAND,
-    BOR,
-    BXOR,
-    LAND,
-    LOR,
-    MAX,
-    MIN,
-    PREMUL,
-    PROD,
-    SUM,
-    Op,
-    resolve,
-)
+from samestep.reduce_ops import AVG, BAND, BOR, BXOR, LAND, LOR, MAX, MIN, PREMUL, PROD, SUM, Op, resolve
 from samestep.trees.fusion import fused
 
 _Run = np.ndarray[Any, Any]

@@ -22,11 +22,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.launch import network, plan, processes
 from samestep.launch.causes import ProcessExit
 from samestep.launch.lines import Lines
-from samestep.multiprocessing.context import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-)
+from samestep.multiprocessing.context import ProcessException, ProcessExitedException, ProcessRaisedException
 from samestep.notebook.rank import dumps
 
 _TERM_S = 3.0  # between SIGTERM and SIGKILL

@@ -20,11 +20,7 @@ from samestep._util.deadline import seconds
 from samestep._util.text import error_line, warn
 from samestep.arrays import numpy_memory
 from samestep.backend import Backend
-from samestep.errors import (
-    InvalidArgumentError,
-    NotInitializedError,
-    UnavailableError,
-)
+from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report
 from samestep.world.choice import Facts, check_claims, check_launch, choose
