@@ -47,8 +47,7 @@ def broadcast(
       >>> dist.broadcast(x, src=0)
       >>> dist.destroy_process_group()
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     root = groups.rank_in(of, "broadcast", "src", src, group_src)
     if not async_op and (plain := buffers.contiguous_or_none(tensor)) is not None:
@@ -81,8 +80,7 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op:
       array([1., 1., 1.])
       >>> dist.destroy_process_group()
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     if not async_op and (plain := buffers.contiguous_or_none(tensor)) is not None:
         of.allreduce(plain, op)
@@ -114,8 +112,7 @@ def reduce(
       async_op: return a `Request` without waiting.
       group_dst: instead of `dst`, the rank within the group.
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     known = buffers.described(tensor, "reduce")
     root = groups.rank_in(of, "reduce", "dst", dst, group_dst)
@@ -142,8 +139,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, asyn
     Raises:
       InvalidArgumentError: names the list, and the entry that is wrong.
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     known = buffers.described(tensor, "all_gather")
     infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
@@ -174,8 +170,7 @@ def gather(
     Raises:
       InvalidArgumentError: a list on another rank, none at `dst`, or a wrong one.
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     known = buffers.described(tensor, "gather")
     root = _root(of, "gather", "dst", dst, group_dst)
@@ -214,8 +209,7 @@ def scatter(
     Raises:
       InvalidArgumentError: a list on another rank, none at `src`, or a wrong one.
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     known = buffers.described(tensor, "scatter")
     root = _root(of, "scatter", "src", src, group_src)
@@ -276,8 +270,7 @@ def isend(
     tensor: Any, dst: int | None = None, group: Any = WORLD, tag: int = 0, *, group_dst: int | None = None
 ) -> Request | None:
     """`send` without waiting; the array must not change until the `Request` is completed."""
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     request: Request = _send(of, "isend", tensor, dst, tag, group_dst, async_op=True)
     return request
@@ -303,8 +296,7 @@ def recv(
       InvalidArgumentError: a wrong tag, a rank that is not in the group, this rank itself, or an array that
         cannot be written.
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return _NON_MEMBER
     request = _start_recv(of, "recv", tensor, src, tag, group_src)
     try:

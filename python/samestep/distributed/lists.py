@@ -246,8 +246,7 @@ def broadcast_multigpu(
     group_src: int | None = None,
 ) -> Any:
     """Give all arrays of all ranks the elements of `tensor_list[src_tensor]` of rank `src`."""
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     call = Call(of, "broadcast_multigpu", tensor_list, "tensor_list")
     root, index = call.rooted("src", src, group_src, src_tensor)
@@ -276,8 +275,7 @@ def all_reduce_multigpu(
       64.0
       >>> dist.destroy_process_group()
     """
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     act = "all_reduce_multigpu"
     if not async_op and isinstance(tensor_list, (list, tuple)) and tensor_list:
@@ -300,8 +298,7 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     group_dst: int | None = None,
 ) -> Any:
     """Reduce over all arrays of all ranks; `tensor_list[dst_tensor]` of rank `dst` gets the result."""
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     call = Call(of, "reduce_multigpu", tensor_list, "tensor_list")
     return _reduce(call, op, async_op, *call.rooted("dst", dst, group_dst, dst_tensor))
@@ -323,8 +320,7 @@ def all_gather_multigpu(
       async_op: return a `Request` at once.
     """
     verb = "all_gather_multigpu"
-    of = groups.resolve(group)
-    if of is None:
+    if (of := groups.resolve(group)) is None:
         return None
     call = Call(of, verb, input_tensor_list, "input_tensor_list", written=False)
     n = len(call.arrays)
