@@ -57,7 +57,7 @@ PyCFunction c_method(PyTypeObject* type, const char* name) {
       derives_from(type, "cupy", "ndarray") || derives_from(type, "samestep.gpu.device_array", "DeviceArray");
   const auto module = py::getattr(reinterpret_cast<PyObject*>(type), "__module__", py::none());
   facts.jax = py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("jax");
-  facts.becomes_jax = derives_from(type, "samestep.gpu.jax_array", "UnsharedJaxArray");
+  facts.becomes_jax = derives_from(type, "samestep.arrays.of_jax", "UnsharedJaxArray");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
   constinit static CachedAttribute written_in_place("samestep.arrays.libraries", "written_in_place");

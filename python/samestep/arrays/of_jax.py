@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 from samestep._util.loaded import is_a
 from samestep.arrays.describe import Library
+from samestep.errors import InvalidArgumentError
+from samestep.gpu.device_array import DeviceArray
 
 _ALIGNMENT = 64  # JAX uses NumPy memory without a copy only if it is aligned so
 _GPUS = ("gpu", "cuda", "rocm")
@@ -37,12 +40,6 @@ def _aligned(dtype: str, shape: tuple[int, ...], device: Any = None) -> np.ndarr
     block = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -block.ctypes.data % _ALIGNMENT
     return block[start : start + nbytes].view(known).reshape(shape)
-
-
-def _unshared(dtype: str, shape: tuple[int, ...], device: Any = None) -> Any:
-    from samestep.gpu.jax_array import UnsharedJaxArray
-
-    return UnsharedJaxArray(dtype, shape, device, stream_of=jax_stream)
 
 
 def _finish(received: Any, sharding: Any = None, like: Any = None) -> Any:
@@ -106,11 +103,50 @@ def jax_stream(x: Any) -> int | None:
     return _streams[index]
 
 
+class _Memory:
+    """The memory of a JAX array, which it keeps alive."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        # Exported as an input is: a stream of ours, not the host, waits until XLA has filled the array. XLA does so in
+        # the stream in which it computes, where an input may be far ahead.
+        view = _core.view_info(array)
+        self.nbytes, self.device, self.address = view.nbytes, view.device_index, view.address
+
+
+class UnsharedJaxArray(DeviceArray):
+    """A JAX array in device memory that nobody else has, so that it may still be written: from XLA's own pool.
+
+    Before the host hands it on as `array`, it waits for what writes it: XLA has no stream that could.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], device: Any = None) -> None:
+        """`device`: one of JAX's or the runtime's index of one (None: the runtime's current device)."""
+        import jax
+
+        from samestep.gpu import runtime
+
+        gpu = runtime.current_gpu()
+        if device is None or isinstance(device, int):
+            index = gpu.current_device() if device is None else device
+            device = next(d for d in jax.local_devices() if int(d.local_hardware_id) == index)
+        with jax.default_device(device):
+            array = jax.numpy.empty(shape, dtype)
+        if str(array.dtype) != dtype:
+            raise InvalidArgumentError(
+                f"JAX makes {array.dtype} of {dtype}; set jax_enable_x64, or pass an array of another library as out="
+            )
+        self.array = array
+        self._memory = _Memory(array)  # type: ignore[assignment]
+        self._gpu = gpu
+        self.dtype, self.shape, self.stream = dtype, tuple(shape), jax_stream(array)
+
+
 JAX = Library("jax", lambda x: is_jax(x) and not _is_on_gpu(x), new=_aligned, finish=_finish)
 ON_DEVICE = Library(
     "jax gpu",
     lambda x: is_jax(x) and _is_on_gpu(x),
-    new=_unshared,
+    new=UnsharedJaxArray,
     place=_device,
     finish=_finish,
     flat=lambda x: x.reshape(-1),
