@@ -21,6 +21,32 @@ namespace py = pybind11;
 
 namespace {
 
+// How objects with one reference to another, the member `held`, are collected.
+
+template <class T, PyObject* T::* held>
+int gc_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<T*>(self)->*held);
+  Py_VISIT(Py_TYPE(self));
+  return 0;
+}
+
+template <class T, PyObject* T::* held>
+int gc_clear(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<T*>(self)->*held);
+  return 0;
+}
+
+template <class T, PyObject* T::* held>
+void gc_dealloc(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  // First, because the collector must not visit an object whose fields are being cleared.
+  PyObject_GC_UnTrack(self);
+  gc_clear<T, held>(self);
+  if constexpr (requires(T& object) { object.communicator; }) reinterpret_cast<T*>(self)->communicator.~shared_ptr();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
 struct FastGroup {
   PyObject ob_base;
   PyObject* held;                              // what `_comm` was set to
@@ -36,27 +62,6 @@ PyObject* group_new(PyTypeObject* type, PyObject* /*args*/, PyObject* /*keywords
   // The other fields are valid as zeros, which `tp_alloc` leaves there.
   if (self != nullptr) new (&group_of(self).communicator) std::shared_ptr<Communicator>();
   return self;
-}
-
-int group_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(group_of(self).held);
-  Py_VISIT(Py_TYPE(self));
-  return 0;
-}
-
-int group_clear(PyObject* self) {
-  Py_CLEAR(group_of(self).held);
-  return 0;
-}
-
-void group_dealloc(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  // First, because the collector must not visit an object whose fields are being cleared.
-  PyObject_GC_UnTrack(self);
-  group_clear(self);
-  group_of(self).communicator.~shared_ptr();
-  type->tp_free(self);
-  Py_DECREF(type);
 }
 
 PyObject* get_comm(PyObject* self, void* /*closure*/) {
@@ -120,9 +125,9 @@ void* slot(T* function) {
 PyType_Slot group_slots[] = {
     {Py_tp_doc, const_cast<char*>("A group as the fast methods see it: a communicator and a timeout.")},
     {Py_tp_new, slot(&group_new)},
-    {Py_tp_dealloc, slot(&group_dealloc)},
-    {Py_tp_traverse, slot(&group_traverse)},
-    {Py_tp_clear, slot(&group_clear)},
+    {Py_tp_dealloc, slot(&gc_dealloc<FastGroup, &FastGroup::held>)},
+    {Py_tp_traverse, slot(&gc_traverse<FastGroup, &FastGroup::held>)},
+    {Py_tp_clear, slot(&gc_clear<FastGroup, &FastGroup::held>)},
     {Py_tp_getset, group_fields},
     {0, nullptr},
 };
@@ -191,25 +196,6 @@ PyObject* method_wrapped(PyObject* self, void* /*closure*/) { return Py_NewRef(m
 
 PyObject* method_repr(PyObject* self) { return PyUnicode_FromFormat("<fast %R>", method_of(self).function); }
 
-int method_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(method_of(self).function);
-  Py_VISIT(Py_TYPE(self));
-  return 0;
-}
-
-int method_clear(PyObject* self) {
-  Py_CLEAR(method_of(self).function);
-  return 0;
-}
-
-void method_dealloc(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  method_clear(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
 #define SAMESTEP_OF_FUNCTION(name) {name, &method_attribute, &set_method_attribute, nullptr, const_cast<char*>(name)}
 PyGetSetDef method_fields[] = {
     SAMESTEP_OF_FUNCTION("__name__"),
@@ -231,9 +217,9 @@ PyType_Slot method_slots[] = {
     {Py_tp_call, slot(&PyVectorcall_Call)},
     {Py_tp_descr_get, slot(&method_get)},
     {Py_tp_repr, slot(&method_repr)},
-    {Py_tp_dealloc, slot(&method_dealloc)},
-    {Py_tp_traverse, slot(&method_traverse)},
-    {Py_tp_clear, slot(&method_clear)},
+    {Py_tp_dealloc, slot(&gc_dealloc<FastMethod, &FastMethod::function>)},
+    {Py_tp_traverse, slot(&gc_traverse<FastMethod, &FastMethod::function>)},
+    {Py_tp_clear, slot(&gc_clear<FastMethod, &FastMethod::function>)},
     {Py_tp_getset, method_fields},
     {Py_tp_members, method_members},
     {0, nullptr},
