@@ -74,6 +74,26 @@ def test_the_first_mean_compares_how_ranks_draw(group, what):
         total.mean()
 
 
+@pytest.mark.parametrize("seeds_differ", [False, True])
+def test_what_one_rank_draws_in_addition_is_no_other_order(group, seeds_differ):
+    """Such as a batch of the validation data, which rank 0 alone shows, or an epoch whose sampler it still has."""
+    shown, both = ss.DistributedSampler(group, 3), ss.DistributedSampler(group, 4, shuffle=False)
+    sampler = ss.DistributedSampler(group, 10, seed=group.rank * seeds_differ)
+    if group.rank == 0:
+        next(iter(shown))
+    next(iter(both))
+    total = ss.Accumulator(group)
+    for i in sampler:
+        total.add(np.array(float(i)))
+    if seeds_differ and group.size > 1:
+        with pytest.raises(
+            ss.MismatchError, match=r"rank 0: 10 items, seed=0.*and 3 items.*rank 1: 10 items, seed=1"
+        ):
+            total.mean()
+    else:
+        total.mean()
+
+
 def test_a_rank_that_draws_nothing_is_no_other_order(group):
     sampler = ss.DistributedSampler(group, 10, seed=3)
     total = ss.Accumulator(group)

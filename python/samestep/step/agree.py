@@ -208,28 +208,30 @@ def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tre
 
 
 def require_same_order(backend: Group, timeout: float | None = None) -> None:
-    """Compare what those that draw data for this group say of it, the first that has begun on each rank. Collective.
+    """Compare what those that draw data for this group say of it, those that have begun on each rank. Collective.
 
     They cannot do so themselves: which calls of a loader are made on all ranks, and when, is not known there. A rank
-    where none has begun is left out, as it may read other data.
+    may draw less than another: it reads other data, say, or the other one alone has looked at the validation data.
 
     Raises:
-      MismatchError: on all ranks, if two ranks draw from other numbers of items or other seeds, or in other modes.
+      MismatchError: on all ranks, if ranks draw from other numbers of items or other seeds, or in other modes.
     """
     if backend.size == 1:
         return
-    told = (follower.order_text() for follower in list(backend._changed) if hasattr(follower, "order_text"))
-    found = backend._allgather_facts(next(filter(None, told), ""), str, timeout)
+    told = {follower.order_text() for follower in list(backend._changed) if hasattr(follower, "order_text")}
+    found = list(map(set, backend._allgather_facts(sorted(told - {""}), Many(str), timeout)))
+    if set.union(*found) in found:
+        return
+    common = set.intersection(*filter(None, found))
     ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(found):
-        if text:
-            ranks.setdefault(text, []).append(rank)
-    if len(ranks) > 1:
-        listed = "; ".join(f"{ranks_text(of)}: {text}" for text, of in ranks.items())
-        raise MismatchError(
-            "DistributedSampler: the ranks draw from different orders, so that together they do not visit each item "
-            f"once; give all of them the whole data and the same seed. {listed}"
-        )
+    for rank, mine in enumerate(found):
+        if mine - common:
+            ranks.setdefault(" and ".join(sorted(mine - common)), []).append(rank)
+    listed = "; ".join(f"{ranks_text(of)}: {text}" for text, of in ranks.items())
+    raise MismatchError(
+        "DistributedSampler: the ranks draw from different orders, so that together they do not visit each item "
+        f"once; give all of them the whole data and the same seed. {listed}"
+    )
 
 
 _WHOLE = ("int", "uint", "bool")
