@@ -175,6 +175,27 @@ def test_no_ranks_part_of_a_state_takes_the_place_of_anothers(group):
     assert group.same(ss.synchronize(group, {"whole": whole, "params": params, "updates": updates}))
 
 
+def test_what_ranks_do_not_divide_is_no_part(group):
+    """The count of a state is in the whole one as well, which may be synchronized, and may be elsewhere."""
+
+    def update(grads, state, params=None):
+        updates, of = momentum().update(grads, state["of"], params)
+        return updates, {"count": np.asarray(state["count"] + 1), "of": of}
+
+    counted = Pair(lambda params: {"count": np.zeros((), int), "of": momentum().init(params)}, update)
+    params = tree([7])
+    opt = ss.ShardedOptimizer(group, counted, op=None)
+    state = opt.init(params)
+    for _ in range(2):
+        whole = ss.synchronize(group, gather_state(opt, state, params))
+        assert group.allreduce_tree({"n": state["count"]}, "max")["n"] == state["count"]
+        state = shard_state(opt, whole, params)
+        if group.size > 1:
+            with pytest.raises(ss.InvalidArgumentError, match="a part of the state of a Sharded"):
+                ss.synchronize(group, state)
+        _, state = opt.update(tree([1]), state, params)
+
+
 def test_parts_are_all_elements_once_and_equally_long():
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 4, 7, 64):

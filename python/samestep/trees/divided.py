@@ -33,16 +33,16 @@ _BY_TORCH = (
 
 
 def note_part(state: Any, of: Any = None, *, one: bool = False, by: Any = None) -> Any:
-    """Return `state`, this rank's part of one; what is an array of `of`, too, is no part.
+    """Return `state`, this rank's part of one; what is an array of `of`, too, is no part, nor what has no dimensions.
 
     `one` notes a single leaf, `by` is what `maker` returns.
     """
     whole = set(map(id, flatten(of).leaves))
-    for leaf in flatten(state).leaves:
-        if arrays.is_array(leaf) and id(leaf) not in whole:
-            _note(leaf, id(leaf), by)
-            if one:
-                break
+    found = [leaf for leaf in flatten(state).leaves if arrays.is_array(leaf) and id(leaf) not in whole]
+    # Where `by` is told, something has to be known of a state without parts, too.
+    parts = [leaf for leaf in found if getattr(leaf, "shape", ())] or (found if by else [])
+    for leaf in parts[:1] if one else parts:
+        _note(leaf, id(leaf), by)
     return state
 
 
