@@ -1,5 +1,7 @@
 """Operations in progress on the same memory: as if each had been waited for, or refused by name."""
 
+import time
+
 import numpy as np
 import pytest
 import samestep as ss
@@ -200,6 +202,54 @@ def test_the_edges_of_a_grid_with_one_corner_each(group):
     want[1:-1, 0] = want[0, 1:-1] = left + 1
     want[1:-1, -1] = want[-1, 1:-1] = right + 1
     assert_same(grid, want)
+
+
+def any_view(rng, x):
+    """Every so many elements of an array of 720 bytes, along one to three dimensions, in any order."""
+    x = x.view(f"u{rng.choice([1, 2, 4])}")
+    x = x.reshape([(-1,), (12, -1), (6, 10, -1)][rng.integers(3)])
+    cuts = []
+    for extent in x.shape:
+        first, last = sorted(rng.integers(0, extent + 1, 2))
+        cuts.append(slice(first, last, rng.integers(1, 4)))
+    return x[tuple(cuts)][:: rng.choice([1, -1])]
+
+
+@pytest.mark.ranks(1)
+def test_exactly_what_has_elements_in_common_is_refused(group):
+    rng = np.random.default_rng(3)
+    x = np.zeros(720, np.uint8)
+    n_refused = 0
+    for _ in range(1000):
+        written, read = any_view(rng, x), any_view(rng, x)
+        received = group.irecv(written, group.rank, 2)
+        if np.shares_memory(written, read):
+            n_refused += 1
+            with pytest.raises(ss.InvalidArgumentError, match="written by a receive in progress"):
+                group.isend(read, group.rank)
+        else:
+            group.isend(read, group.rank, 1).wait()
+            group.recv(np.empty_like(read), group.rank, 1)
+        received._inner.cancel()
+        del received
+    assert 200 < n_refused < 800
+
+
+@pytest.mark.ranks(1)
+def test_a_call_takes_no_longer_for_the_operations_in_progress_elsewhere(group):
+    """Those of other elements, of which one is long; a search that looked at each of them would be felt."""
+
+    def seconds_of_one(n):
+        x = np.empty((n, 8))
+        works = [group.irecv(np.empty(100 * n))]
+        begin = time.thread_time()
+        works += [group.irecv(row) for row in x]
+        took = time.thread_time() - begin
+        for work in works:
+            work._inner.cancel()
+        return took / n
+
+    assert seconds_of_one(16_000) < 8 * seconds_of_one(500)
 
 
 @pytest.mark.parametrize("count", [3, 100_000])
