@@ -207,6 +207,12 @@ def test_the_bits_do_not_depend_on_how_a_buffer_is_cut(group):
     assert_same(parts, whole)
 
 
+@pytest.mark.parametrize("x", [2**63 - 1, -(2**63), 2**64 - 1])
+def test_a_mean_of_ints_fits_as_they_do(group, x):
+    assert group.allreduce(x, "avg") == x
+    assert group.allreduce_tree({"n": x}, "avg") == {"n": x}
+
+
 @pytest.mark.parametrize("verb", ["allreduce", "reduce"])
 @pytest.mark.parametrize(
     ("x", "op"), [(2**63 - 1, "sum"), (-(2**63), "sum"), (2**62, "prod"), (2**40, ss.premul(2**23))], ids=str

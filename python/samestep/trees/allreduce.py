@@ -313,8 +313,7 @@ def _agree_on_aliases(
 def _overflows(leaves: Sequence[Any], numbers: Sequence[int], op: Op, size: int) -> dict[int, str]:
     """Which Python ints may be too large for the result to fit their dtype, and what to do. Arrays wrap around."""
     verb, factor = resolve(op)
-    as_op = ReduceOp.SUM.value if verb == ReduceOp.AVG.value else verb
-    return {i: why for i in numbers if (why := why_too_large(leaves[i], as_op, factor, size))}
+    return {i: why for i in numbers if (why := why_too_large(leaves[i], verb, factor, size))}
 
 
 def _fill_in_zeros(
