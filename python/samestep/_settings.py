@@ -7,6 +7,7 @@ No other file spells a name in code, and `get` reads all of them. `docs/launchin
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -233,6 +234,7 @@ def set_here(name: str, text: str | None) -> None:
         os.environ[name] = text
 
 
+@functools.cache
 def must_agree(where: str) -> tuple[str, ...]:
     """The variables that must agree on all ranks in groups of "mpi" or "native", or with "devices".
 

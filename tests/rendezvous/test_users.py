@@ -16,8 +16,8 @@ from samestep.rendezvous import FileStore, TCPStore, local_links
 @pytest.fixture
 def unmapped(monkeypatch):
     """As in a user namespace that maps one user, another than this one."""
-    told = {"/proc/sys/kernel/overflowuid": str(os.geteuid()), "/proc/self/uid_map": "5 1000 1\n"}
-    monkeypatch.setattr(users, "_read", lambda path, otherwise: told[path])
+    monkeypatch.setattr(users, "_unmapped", os.geteuid)
+    monkeypatch.setattr(users, "_read", {"/proc/self/uid_map": "5 1000 1\n"}.get)
 
 
 def test_the_number_of_all_unmapped_users_proves_nothing(unmapped, tmp_path):
@@ -46,8 +46,8 @@ def test_a_secret_is_a_proof_there_too(unmapped):
 
 
 def test_a_namespace_that_maps_all_users_has_no_such_number(monkeypatch):
-    told = {"/proc/sys/kernel/overflowuid": str(os.geteuid()), "/proc/self/uid_map": "0 0 4294967295\n"}
-    monkeypatch.setattr(users, "_read", lambda path, otherwise: told[path])
+    monkeypatch.setattr(users, "_unmapped", os.geteuid)
+    monkeypatch.setattr(users, "_read", {"/proc/self/uid_map": "0 0 4294967295\n"}.get)
     assert users.is_own(os.geteuid()) and users.text(7) == "uid 7"
 
 

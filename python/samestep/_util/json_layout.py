@@ -60,6 +60,8 @@ def fits(value: Any, layout: Any) -> bool:
       >>> fits([1, "a"], [int, str]), fits([True], [int]), fits({"n": 1}, {"n": (int, None)}), fits([], Many(int))
       (True, False, True, True)
     """
+    if layout is None or isinstance(layout, type):
+        return _is_scalar(value, layout)
     if isinstance(layout, Many):
         return isinstance(value, (list, tuple)) and all(fits(item, layout.item) for item in value)
     if isinstance(layout, Map):
@@ -74,13 +76,11 @@ def fits(value: Any, layout: Any) -> bool:
             and len(value) == len(layout)
             and all(fits(item, one) for item, one in zip(value, layout, strict=True))
         )
-    if isinstance(layout, dict):
-        return (
-            isinstance(value, dict)
-            and value.keys() == layout.keys()
-            and all(fits(value[k], one) for k, one in layout.items())
-        )
-    return _is_scalar(value, layout)
+    return (
+        isinstance(value, dict)
+        and value.keys() == layout.keys()
+        and all(fits(value[k], one) for k, one in layout.items())
+    )
 
 
 def _is_scalar(value: Any, kind: type | None) -> bool:

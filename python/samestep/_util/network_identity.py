@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import socket
 import struct
@@ -18,15 +19,19 @@ def network_identity() -> str:
     have others.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-    except (FileNotFoundError, PermissionError):
-        boot = os.uname().nodename
-    try:
         network = os.readlink("/proc/self/ns/net")
     except (FileNotFoundError, PermissionError):
         network = ""
-    return f"{boot}/{network}"
+    return f"{_boot_id() or os.uname().nodename}/{network}"
+
+
+@functools.cache  # of the kernel that runs; groups are opened by the hundred
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except (FileNotFoundError, PermissionError):
+        return ""
 
 
 def ipv4_addresses(interface: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 _N_USERS = 0xFFFFFFFF
@@ -28,10 +29,15 @@ def text(uid: int) -> str:
 
 
 def _is_of_many(uid: int) -> bool:
-    if uid != int(_read("/proc/sys/kernel/overflowuid", "65534")):
+    if uid != _unmapped():
         return False
     mapped = _read("/proc/self/uid_map", f"0 0 {_N_USERS}").splitlines()
     return sum(int(line.split()[2]) for line in mapped) < _N_USERS
+
+
+@functools.cache  # a setting of the kernel; groups are opened by the hundred
+def _unmapped() -> int:
+    return int(_read("/proc/sys/kernel/overflowuid", "65534"))
 
 
 def _read(path: str, otherwise: str) -> str:

@@ -189,8 +189,9 @@ def refuse_unencrypted(
       MismatchError: the ranks were given different values.
       UnavailableError: MPI or NCCL is to connect several hosts.
     """
-    wanted = require_equal(asked, [_settings.ENCRYPT])[_settings.ENCRYPT] == "1"
-    if not wanted or len(set(hosts)) == 1:
+    if len(set(hosts)) == 1:
+        return
+    if require_equal(asked, [_settings.ENCRYPT])[_settings.ENCRYPT] != "1":
         return
     for backend in backends:
         if backend != "native":
@@ -219,11 +220,9 @@ def select_transport(
     Returns:
       `comm` itself and None; or the new communicator and `comm`, which has to stay open as its base.
     """
-    if comm.size == 1:
+    if comm.size == 1 or comm.transport == "shm":  # for which the settings have been compared
         return comm, None
     agreed = require_equal(asked, _settings.must_agree(backend))
-    if comm.transport == "shm":
-        return comm, None
     transport = choose(backend, requested_transport(backend, agreed), hosts)
     comm.configure(
         algorithm=agreed[_settings.ALGORITHM],
