@@ -163,7 +163,7 @@ class Rendezvous:
         Raises:
           MismatchError: a rank sent a value of another layout.
         """
-        return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self)
+        return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self, {})
 
     def report_failure(self, text: str) -> None:
         """Publish that this rank has failed; the others see it in `failure`."""
@@ -198,18 +198,23 @@ class Rendezvous:
             self._keys.delete_key(f"exchange {number}")
 
 
-def facts_of(entries: Sequence[bytes], layout: Any, at: Rendezvous | Store) -> list[Any]:
-    """The value of each rank, from its text, which was gathered `at` a place. Raises as `Rendezvous.allgather_json`."""
-    received = []
+def facts_of(
+    entries: Sequence[bytes], layout: Any, at: Rendezvous | Store, known: dict[bytes, Any]
+) -> list[Any]:
+    """The value of each rank, from its text, which was gathered `at` a place. Raises as `Rendezvous.allgather_json`.
+
+    What a text holds is looked up in `known`, and kept there: most ranks say the same.
+    """
     for rank, entry in enumerate(entries):
         try:
-            received.append(loads(entry, layout))
+            if entry not in known:
+                known[entry] = loads(entry, layout)
         except ValueError as error:
             raise MismatchError(
                 f"the message of rank {rank} at {at.where} is malformed ({error}); does it run this version of "
                 "samestep?"
             ) from error
-    return received
+    return [known[entry] for entry in entries]
 
 
 class Deadline:

@@ -27,8 +27,11 @@ class TorchStore(Store):
     def __init__(self, store: Any, timeout: float) -> None:
         super().__init__(timeout)
         self._store = store
-        self.where = _where(store)
-        self.host = str(getattr(_innermost(store), "host", ""))
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        self.host = str(getattr(store, "host", ""))
+        named = getattr(store, "path", f"torch's {type(store).__name__}")
+        self.where = f"{self.host}:{store.port}" if hasattr(store, "host") else str(named)
 
     def _apply(self, operation: str, *arguments: Any) -> Any:
         try:
@@ -51,19 +54,6 @@ def _key(path: Path) -> str:
     return _SEPARATOR.join(path)
 
 
-def _innermost(store: Any) -> Any:
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return store
-
-
-def _where(store: Any) -> str:
-    inner = _innermost(store)
-    if hasattr(inner, "host"):
-        return f"{inner.host}:{inner.port}"
-    return str(getattr(inner, "path", f"torch's {type(inner).__name__}"))
-
-
 def _missing(store: Any, paths: Sequence[Path]) -> list[Path]:
     if store.check([_key(path) for path in paths]):  # mostly: one question for all
         return []
@@ -74,6 +64,12 @@ def _values(store: Any, paths: Sequence[Path]) -> list[str | None]:
     missing = _missing(store, paths)
     found = iter(store.multi_get([_key(path) for path in paths if path not in missing]))
     return [None if path in missing else str(next(found), "latin-1") for path in paths]
+
+
+def _present(store: Any, paths: Sequence[Path]) -> list[bytes]:
+    keys = [_key(path) for path in paths]
+    # `multi_get` asks twice: it waits for the keys first.
+    return store.multi_get(keys) if len(keys) > 1 else [store.compare_set(keys[0], b"?", b"?")]
 
 
 def _set(store: Any, path: Path, value: str) -> None:
@@ -91,6 +87,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "compare_set": _compare_set,
     "delete": lambda store, path: store.delete_key(_key(path)),
     "values": _values,
-    "present": lambda store, paths: store.multi_get([_key(path) for path in paths]),
+    "present": _present,
     "missing": _missing,
 }

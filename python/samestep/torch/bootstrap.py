@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -51,18 +52,16 @@ class Meetings:
         return number
 
 
-def gather(
-    options: Any, name: str, fact: Any, layout: Any, meetings: Meetings | None
-) -> tuple[Rendezvous, list[Any]]:
+def gather(options: Any, name: str, says: bytes, meetings: Meetings | None) -> tuple[Rendezvous, list[bytes]]:
     """Wait for the other ranks, and hear what they say. Collective.
 
     Args:
       options: as in `open_group`.
-      fact, layout: as in `Rendezvous.allgather_json`.
+      says: what this rank has to say, not nothing.
       meetings: of the world, for members to come to, or for the world to begin; None if it is no world of samestep.
 
     Returns:
-      The ranks that have met, and the facts of all.
+      The ranks that have met, and what each of them says.
 
     Raises:
       TimeoutError: names the ranks that did not come.
@@ -72,10 +71,10 @@ def gather(
     keys = TorchStore(options.store, timeout)
     keys.where += f", for group '{name}'"
     if size == 1:
-        return Rendezvous(keys, rank, size, timeout, owned=False), [fact]
+        return Rendezvous(keys, rank, size, timeout, owned=False), [says]
     if members := list(options.global_ranks_in_group):
         own = _Place(rank, size, timeout)
-        return _meet_within(keys, own, members, meetings, fact=fact, layout=layout)
+        return _meet_within(keys, own, members, meetings, says)
     # A rank that joins reads the number of the meeting to come. One that has met, or has given up, raises it. A group
     # cannot be left before all have joined, so all of its ranks have read the same number.
     number = keys.compare_set("meeting", b"", b"0")
@@ -86,7 +85,7 @@ def gather(
         keys.compare_set("meeting", number, str(int(number) + 1).encode())
     if meetings is not None:
         meetings.store = place
-    return met, met.allgather_json(fact, layout)
+    return met, met.allgather_bytes(says)
 
 
 class _Place:
@@ -97,14 +96,14 @@ class _Place:
 
 
 def _at(store: Any, like: TorchStore) -> TorchStore:
-    made = TorchStore(store, like.timeout.total_seconds())
-    made.where = like.where
+    made = copy.copy(like)
+    made._store = store
     return made
 
 
 def _meet_within(
-    keys: TorchStore, own: _Place, members: list[int], meetings: Meetings | None, *, fact: Any, layout: Any
-) -> tuple[Rendezvous, list[Any]]:
+    keys: TorchStore, own: _Place, members: list[int], meetings: Meetings | None, says: bytes
+) -> tuple[Rendezvous, list[bytes]]:
     """As `gather`, for ranks that cannot differ in their number, nor share one: the keys have the members."""
     who = f"group of ranks {members}"
     number = 0
@@ -123,36 +122,34 @@ def _meet_within(
         if meetings is None and meeting.add(f"comings of rank {own.rank}", 1) > 1:
             continue
         try:
-            facts = _say_and_hear(meeting, own, fact, layout)
+            said = _say_and_hear(meeting, own, says)
         finally:
             if meetings is None:
                 keys.set("meeting", str(number))
-        if facts is not None:
+        # Else one had given up before the last one came: then all come to the next meeting.
+        if b"" not in said:
             timeout = own.deadline.timeout
-            return Rendezvous(meeting, own.rank, own.size, timeout, owned=False), facts
+            return Rendezvous(meeting, own.rank, own.size, timeout, owned=False), said
 
 
-def _say_and_hear(store: TorchStore, own: _Place, fact: Any, layout: Any) -> list[Any] | None:
-    """`join` and `allgather_json` in one: what a rank says shows that it has joined.
-
-    Returns:
-      None if one had given up before the last one came: then all come to the next meeting.
-    """
+def _say_and_hear(store: TorchStore, own: _Place, says: bytes) -> list[bytes]:
+    """`join` and `allgather_bytes` in one: what a rank says shows that it has joined; nothing, that it has given up."""
     keys = PrefixStore(RESERVED, store)
     names = [f"rank {rank}" for rank in range(own.size)]
-    keys.set(names[own.rank], json.dumps(fact))
+    mine = names.pop(own.rank)
+    keys.set(mine, says)
     try:
         if text := wait_for_ranks(keys, names, own.rank, own.size, own.deadline):
             raise TimeoutError(text)
-        facts = facts_of(keys._apply("present", keys._paths(names)), (layout, None), store)
+        said = keys._apply("present", keys._paths(names))
     except BaseException:
         with contextlib.suppress(Exception):
-            keys.set(names[own.rank], json.dumps(None))
+            keys.set(mine, b"")
         raise
-    return None if None in facts else facts
+    return [*said[: own.rank], says, *said[own.rank :]]
 
 
-_prepare_core_once = functools.cache(lifecycle.prepare_core)
+_known_facts: dict[bytes, Any] = {}
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
 
@@ -175,9 +172,7 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
         if size > 1 and children.is_import_for_child():
             raise InvalidArgumentError(children.refusal("init_process_group"))
-        (_prepare_core_once if global_ranks else lifecycle.prepare_core)()
-        interfaces.check_names(os.environ)
-        started_by = launchers.launcher()
+        started_by = (_prepare_once if global_ranks else _prepare)()
         is_same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
         # An MPI launcher has started this process as this rank of torch.
         by_mpi = started_by.name in launchers.MPI_LAUNCHERS and is_same
@@ -186,17 +181,22 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
         # Before the ranks meet, so that they say at once where it is.
         with alone if size == 1 else local_links.Listener() as listener:
             introduction = b"" if listener is None else listener.introduction
-            mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, introduction.hex()]
-            rendezvous, rows = gather(options, name, mine, [*opening.FACTS, bool, str], meetings)
-            table = [opening.RankFacts(*row[:-2]) for row in rows]
+            mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi]
+            says = introduction + json.dumps(mine).encode()
+            rendezvous, said = gather(options, name, says, meetings)
+            nbytes = len(introduction)
+            rows = facts_of(
+                [text[nbytes:] for text in said], [*opening.FACTS, bool], rendezvous, _known_facts
+            )
+            table = [opening.RankFacts(*row[:-1]) for row in rows]
             introduced = bootstrap_native.Introduced(
                 [facts.host for facts in table],
                 [facts.asked for facts in table],
                 listener,
-                [bytes.fromhex(row[-1]) for row in rows],
+                [text[:nbytes] for text in said],
             )
             kind: type[Backend]
-            if _carried_by_mpi([row[-2] for row in rows], table):
+            if _carried_by_mpi([row[-1] for row in rows], table):
                 kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
             else:
                 kind = NativeBackend
@@ -208,6 +208,15 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
         if name == "world":
             lifecycle.note_world_of_torch(group)
         return group
+
+
+def _prepare() -> launchers.Launcher:
+    lifecycle.prepare_core()
+    interfaces.check_names(os.environ)
+    return launchers.launcher()
+
+
+_prepare_once = functools.cache(_prepare)  # groups are opened by the hundred
 
 
 def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) -> bool:
