@@ -26,7 +26,7 @@ from samestep.torch import tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Finished, Pending, Received, Work, has_modes, without_autograd
+from samestep.torch.work import Pending, Received, Work, has_modes, without_autograd
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
@@ -35,6 +35,8 @@ _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
 _OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
+_TAKES_NONE = hasattr(dist.AllreduceOptions, "asyncOp")
+"""Whether this torch takes None for the Work of a call that waits, as NCCL gives it."""
 _ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
 """Errors that come from the group: the others get one as well."""
 _NAMES_OF_GROUPS = {
@@ -116,27 +118,28 @@ class Verbs:
 
     # ---- reductions
 
-    def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+    def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work | None:
         if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
             return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
         if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
             operator, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = operator
-        short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
-        return self._all_reduce(tensors_, opts) if short is None else short
+        is_one = len(tensors_) == 1 and opts is not None
+        short = self._all_reduce_one(tensors_, opts) if is_one else NotImplemented
+        return self._all_reduce(tensors_, opts) if short is NotImplemented else short
 
-    def _all_reduce_one(self, tensors_: _Tensors, opts: Any) -> Work | None:
-        """The frequent case, in a third of the time: a plain tensor, with no profiler or mode. Otherwise None.
+    def _all_reduce_one(self, tensors_: _Tensors, opts: Any) -> Any:
+        """The frequent case, in a third of the time: a plain tensor, with no profiler or mode. Else NotImplemented.
 
-        Without `async_op` the caller waits, so the operation runs here and no Work has to be kept.
+        Without `async_op` the caller waits, so the operation runs here, and there is no Work.
         """
         wanted, run = opts.reduceOp, tensors.run_of(tensors_[0])
         op = SUM if wanted == _TORCH_SUM else tensors.operator_of(wanted)
         if op is None or run is None or _profiler_enabled() or has_modes():
-            return None
+            return NotImplemented
         try:
             limit = opts.timeout
-            if limit > _UNSET or getattr(opts, "asyncOp", True):
+            if limit > _UNSET or not _waits(opts):
                 part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
@@ -150,9 +153,9 @@ class Verbs:
             self._tell_refusal("all_reduce", 1, error)
             raise for_torch(error) from None
         if result is NotImplemented:
-            return None
+            return result
         self._n_collectives += 1
-        return Finished(tensors_)
+        return None
 
     @_verb_on_lists
     def _all_reduce(self, tensors_: _Tensors, opts: Any, of_equal_shapes: bool = True) -> Work:
@@ -275,13 +278,13 @@ class Verbs:
 
     # ---- all to all
 
-    def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
+    def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work | None:
         if _compiling():  # this frame, as in `allreduce`
             return torch.compiler.disable(Verbs.allgather)(self, outputs, inputs, opts)  # type: ignore[no-any-return]
-        waits = not getattr(opts, "asyncOp", True) and len(outputs) == len(inputs) == 1
+        waits = _waits(opts) and len(outputs) == len(inputs) == 1
         whole = tensors.adjoining(outputs[0], inputs[0]) if waits else None
-        short = None if whole is None else self._all_gather_one(whole, inputs[0], opts)
-        return self._allgather(outputs, inputs, opts) if short is None else short
+        short = NotImplemented if whole is None else self._all_gather_one(whole, inputs[0], opts)
+        return self._allgather(outputs, inputs, opts) if short is NotImplemented else short
 
     @_verb_from_lists
     def _allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
@@ -309,28 +312,28 @@ class Verbs:
             finishes.append(functools.partial(tensors.copy_back, everything, blocks))
         return self._started(parts, [t for blocks in outputs for t in blocks], opts, _all_of(finishes))
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
         if _compiling():  # this frame, as in `allreduce`
             return torch.compiler.disable(Verbs.all_gather_single)(self, output, input, opts)  # type: ignore[no-any-return]
-        short = None if getattr(opts, "asyncOp", True) else self._all_gather_one(output, input, opts)
-        return self._all_gather_single(output, input, opts) if short is None else short
+        short = self._all_gather_one(output, input, opts) if _waits(opts) else NotImplemented
+        return self._all_gather_single(output, input, opts) if short is NotImplemented else short
 
-    def _all_gather_one(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+    def _all_gather_one(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """The frequent case, as in `_all_reduce_one`, of a caller that waits."""
         mine, into = tensors.run_of(input), tensors.run_of(output)
         fits = input.dtype == output.dtype and output.numel() == input.numel() * self._comm.size
         is_plain = opts.timeout <= _UNSET and not _profiler_enabled() and not has_modes()
         if mine is None or into is None or not fits or not is_plain:
-            return None
+            return NotImplemented
         try:
             result = self._all_gather_now(mine, out=into)
         except Error as error:
             self._tell_refusal("all_gather_single", 1, error)
             raise for_torch(error) from None
         if result is NotImplemented:
-            return None
+            return result
         self._n_collectives += 1
-        return Finished([output])
+        return None
 
     @_verb
     def _all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
@@ -469,6 +472,10 @@ def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
             yield one
         elif isinstance(one, (list, tuple)):
             yield from _tensors_in(one)
+
+
+def _waits(opts: Any) -> bool:
+    return _TAKES_NONE and opts is not None and not opts.asyncOp
 
 
 def _op(opts: Any) -> Any:

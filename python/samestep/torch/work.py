@@ -312,14 +312,6 @@ class Work(dist.Work):
     _settle = _try_wait  # what the core calls before another operation uses the tensors
 
 
-class Finished(Work):
-    """An operation that has ended before it is returned."""
-
-    def __init__(self, result: list[torch.Tensor]) -> None:
-        super().__init__((), result, 0.0)
-        self._ended = True
-
-
 class Pending(Work):
     """An operation that has been started."""
 
