@@ -23,18 +23,19 @@ struct SharedBlock {
   std::size_t nbytes;
 };
 
-std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links, const Deadline& deadline) {
+std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links,
+                                       const std::vector<std::uint64_t>& probes, const Deadline& deadline) {
   // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has left.
   std::vector<Fd> owned;
   for (const int fd : links) owned.emplace_back(fd);
   const py::gil_scoped_release no_gil;
-  return open_process_peers(rank, std::move(owned), deadline);
+  return open_process_peers(rank, std::move(owned), probes, deadline);
 }
 
 std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, const std::vector<int>& links,
-                                              double left, double timeout) {
+                                              const std::vector<std::uint64_t>& probes, double left, double timeout) {
   const Deadline deadline = Deadline::after(Seconds(left), Seconds(timeout));
-  std::shared_ptr<LocalPeers> peers = open_peers(rank, links, deadline);
+  std::shared_ptr<LocalPeers> peers = open_peers(rank, links, probes, deadline);
   const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
@@ -120,16 +121,17 @@ void bind_node(py::module_& m) {
                                                       "A rank's access to the other ranks of its host.");
   m.def(
       "open_local_peers",
-      [](int rank, const std::vector<int>& links, double left, double timeout) {
-        return open_peers(rank, links, Deadline::after(Seconds(left), Seconds(timeout)));
-      },
-      "rank"_a, "links"_a, "left"_a, "timeout"_a,
+      [](int rank, const std::vector<int>& links, const std::vector<std::uint64_t>& probes, double left,
+         double timeout) { return open_peers(rank, links, probes, Deadline::after(Seconds(left), Seconds(timeout))); },
+      "rank"_a, "links"_a, "probes"_a, "left"_a, "timeout"_a,
       "The ranks of a host. `links`: by rank, a connected socket, which is owned from now on; -1 for this rank. "
-      "Collective.");
+      "`probes`: the `probe_address` of each. Collective.");
+  m.def("probe_address", &probe_address,
+        "Where this process has a word that the other ranks of its host read and write to find out whether they can.");
   m.def("forbidden_calls", &forbidden_calls,
         "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
-  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "left"_a, "timeout"_a,
-        "The group of all ranks, which run on one host. `links`: as for `open_local_peers`. Collective.");
+  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "probes"_a, "left"_a, "timeout"_a,
+        "The group of all ranks, which run on one host. `links`, `probes`: as for `open_local_peers`. Collective.");
 }
 
 }  // namespace samestep

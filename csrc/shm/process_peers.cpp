@@ -38,6 +38,9 @@ SharedMemory map_received(Fd fd) {
   }
 }
 
+/// Holds its own address. Peers read and write it by CMA, which the compiler cannot see.
+volatile std::uint64_t probe = reinterpret_cast<std::uintptr_t>(&probe);
+
 constexpr int kOffsetBits = 40;
 constexpr std::uint64_t kMaxSegments = 1u << 20;
 
@@ -49,7 +52,7 @@ class ProcessPeers final : public LocalPeers {
   }
 
   /// Finds out whether all ranks have CMA. Collective.
-  void probe_all(const Deadline& deadline);
+  void probe_all(const std::vector<std::uint64_t>& probes, const Deadline& deadline);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
@@ -109,16 +112,13 @@ class ProcessPeers final : public LocalPeers {
 
   int rank_;
   const pid_t self_ = ::getpid();  // of this process: a child made by fork cannot use this object
-  // Peers read and write it by CMA, which the compiler cannot see.
-  volatile std::uint64_t probe_;
   std::vector<Peer> peers_;
   bool has_cma_ = false;
   std::recursive_mutex mutex_;
   std::shared_ptr<SharedHeap> heap_ = std::make_shared<SharedHeap>();
 };
 
-ProcessPeers::ProcessPeers(int rank, std::vector<Fd> links)
-    : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(links.size()) {
+ProcessPeers::ProcessPeers(int rank, std::vector<Fd> links) : rank_(rank), peers_(links.size()) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
     of(peer).socket = UnixSocket(std::move(links[static_cast<std::size_t>(peer)]));
@@ -128,10 +128,8 @@ ProcessPeers::ProcessPeers(int rank, std::vector<Fd> links)
   }
 }
 
-void ProcessPeers::probe_all(const Deadline& deadline) {
-  // Before the exchange, after which peers begin to probe this process.
-  allow_memory_access();
-  const std::vector<std::uint64_t> probes = exchange(reinterpret_cast<std::uintptr_t>(&probe_), deadline);
+void ProcessPeers::probe_all(const std::vector<std::uint64_t>& probes, const Deadline& deadline) {
+  if (probes.size() != peers_.size()) throw Error("each rank of this host has one place to be probed");
   // Paths by CMA need both ends, and are chosen without asking the peer: so either all ranks have it or none.
   const std::vector<std::uint64_t> verdicts = exchange(probe_cma(probes) ? 1 : 0, deadline);
   has_cma_ = std::ranges::find(verdicts, std::uint64_t{0}) == verdicts.end();
@@ -165,7 +163,7 @@ bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
     const std::uint64_t address = probes[static_cast<std::size_t>(peer)];
     if (of(peer).pid == 0 || !read_peer(peer, &word, address, sizeof word)) return false;
     const RemoteSegment back{reinterpret_cast<std::byte*>(&word), address, sizeof word};
-    if (word != static_cast<std::uint64_t>(peer) || !write_peer(peer, 0, {&back, 1})) return false;
+    if (word != address || !write_peer(peer, 0, {&back, 1})) return false;
   }
   return true;
 }
@@ -344,9 +342,15 @@ void ProcessPeers::see(Segment& segment, std::size_t offset, std::size_t nbytes)
 
 }  // namespace
 
-std::shared_ptr<LocalPeers> open_process_peers(int rank, std::vector<Fd> links, const Deadline& deadline) {
+std::uint64_t probe_address() {
+  allow_memory_access();
+  return reinterpret_cast<std::uintptr_t>(&probe);
+}
+
+std::shared_ptr<LocalPeers> open_process_peers(int rank, std::vector<Fd> links,
+                                               const std::vector<std::uint64_t>& probes, const Deadline& deadline) {
   auto host = std::make_shared<ProcessPeers>(rank, std::move(links));
-  host->probe_all(deadline);
+  host->probe_all(probes, deadline);
   return host;
 }
 

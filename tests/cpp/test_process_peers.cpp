@@ -30,7 +30,7 @@ std::pair<std::shared_ptr<LocalPeers>, std::shared_ptr<LocalPeers>> connected_pe
     std::vector<Fd> links(2);
     const auto me = static_cast<std::size_t>(rank);
     links[1 - me] = Fd(ends[me]);
-    peers[me] = open_process_peers(rank, std::move(links), soon());
+    peers[me] = open_process_peers(rank, std::move(links), {probe_address(), probe_address()}, soon());
   };
   std::thread other(open, 1);
   open(0);

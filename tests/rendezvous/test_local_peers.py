@@ -49,8 +49,9 @@ class Room:
 
 def connect(room, rank, size, timeout=PATIENCE_S):
     links = local_links.connect_all(rank, size, room.exchange_of(rank), timeout)
+    probes = [_core.probe_address()] * size
     return _core.open_local_peers(
-        rank, [-1 if link is None else link.detach() for link in links], timeout, timeout
+        rank, [-1 if link is None else link.detach() for link in links], probes, timeout, timeout
     )
 
 

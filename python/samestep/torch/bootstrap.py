@@ -180,7 +180,7 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
         alone = contextlib.nullcontext()
         # Before the ranks meet, so that they say at once where it is.
         with alone if size == 1 else local_links.Listener() as listener:
-            introduction = b"" if listener is None else listener.introduction
+            introduction = b"" if listener is None else transports.with_probe(listener.introduction)
             mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi]
             says = introduction + json.dumps(mine).encode()
             rendezvous, said = gather(options, name, says, meetings)

@@ -103,7 +103,7 @@ class Introduced(NamedTuple):
     """Their `local_settings`."""
     listener: local_links.Listener | None
     introductions: list[bytes]
-    """Of the listeners of all."""
+    """`transports.with_probe` of the listeners of all."""
 
 
 def communicator_over(

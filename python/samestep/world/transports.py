@@ -72,10 +72,9 @@ def _equal(name: str, given: Sequence[str | None]) -> str:
 
 
 if TYPE_CHECKING:
-    import socket
-
     from samestep.rendezvous.local_links import Listener
 
+_WORD_NBYTES = 8
 _FLAT = {"mpi": "mpi", "native": "tcp"}
 
 
@@ -256,22 +255,36 @@ def open_node_world(
 
     Collective.
     """
+    deadline = Deadline(timeout)
+    links, probes = _connected(rank, size, exchange, timeout, listener)
+    return _core.open_node_world(name, rank, links, probes, deadline.left(), timeout)
+
+
+def with_probe(introduction: bytes) -> bytes:
+    """What a rank says to the others of its host: where they probe its memory, and a `Listener.introduction`."""
+    return _core.probe_address().to_bytes(_WORD_NBYTES, "little") + introduction
+
+
+def _connected(
+    rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float, listener: Listener | None
+) -> tuple[list[int], list[int]]:
+    """The descriptors of the connections with each rank of this host, and where its memory is probed."""
     from samestep.rendezvous import local_links
 
-    deadline = Deadline(timeout)
-    links = local_links.connect_all(rank, size, exchange, timeout, listener)
-    return _core.open_node_world(name, rank, _detached(links), deadline.left(), timeout)
+    probes: list[int] = []
 
+    def tell(introduction: bytes) -> list[bytes]:
+        said = exchange(with_probe(introduction))
+        probes.extend(int.from_bytes(words[:_WORD_NBYTES], "little") for words in said)
+        return [words[_WORD_NBYTES:] for words in said]
 
-def _detached(links: Sequence[socket.socket | None]) -> list[int]:
-    return [-1 if link is None else link.detach() for link in links]
+    links = local_links.connect_all(rank, size, tell, timeout, listener)
+    return [-1 if link is None else link.detach() for link in links], probes
 
 
 def _open_hierarchical_world(
     flat: _core.Communicator, hosts: Sequence[str], timeout: float
 ) -> _core.Communicator:
-    from samestep.rendezvous import local_links
-
     order = list(dict.fromkeys(hosts))
     numbers = [order.index(host) for host in hosts]
     here = [rank for rank, number in enumerate(numbers) if number == numbers[flat.rank]]
@@ -283,6 +296,6 @@ def _open_hierarchical_world(
 
     me = here.index(flat.rank)
     deadline = Deadline(timeout)
-    links = local_links.connect_all(me, len(here), exchange, timeout)
-    host = _core.open_local_peers(me, _detached(links), deadline.left(), timeout)
+    links, probes = _connected(me, len(here), exchange, timeout, None)
+    host = _core.open_local_peers(me, links, probes, deadline.left(), timeout)
     return _core.open_hierarchical_world(flat, numbers, host if len(here) > 1 else None, deadline.left())
