@@ -65,7 +65,7 @@ def test_all_gather_into_blocks_that_lie_differently_on_each_rank(world, layout,
     world.all_gather(listed, torch.full((count,), 3 + rank, dtype=dtype))
     assert all(torch.equal(block, torch.full((count,), 3 + r, dtype=dtype)) for r, block in enumerate(listed))
     if room is not None:
-        assert room[[0, -1]].tolist() == [-1 if dtype != torch.uint16 else 65535] * 2
+        assert [room[0].item(), room[-1].item()] == [-1 if dtype != torch.uint16 else 65535] * 2
 
 
 WRONG_ON_ALL = {
