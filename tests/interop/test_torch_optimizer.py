@@ -457,6 +457,25 @@ def test_what_one_rank_has_loaded_and_synchronize_has_sent(group, together):
     assert_equal_everywhere(group, net.parameters())
 
 
+def test_a_state_that_one_rank_has_loaded_before_the_first_step(group):
+    """The others have none, so it cannot be written in place; the error says what sends it."""
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.AdamW(net.parameters(), 0.1))
+    x, y = batch(group.rank, group.size)
+    if group.rank == 0:
+        other = model()
+        saved = torch.optim.AdamW(other.parameters(), 0.1)
+        plain(other, saved, x, y)
+        opt.load_state_dict(saved.state_dict())
+    if group.size > 1:
+        with pytest.raises(ss.MismatchError, match=r"missing on .*load_state_dict\(backend\.bcast_object\("):
+            plain(net, opt, x, y)
+        opt.zero_grad()
+    opt.load_state_dict(group.bcast_object(opt.state_dict()))
+    plain(net, opt, x, y)
+    assert_equal_everywhere(group, net.parameters())
+
+
 def test_learning_rates_in_tensors(group):
     net = model()
     rate = torch.tensor(0.1)

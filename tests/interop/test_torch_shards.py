@@ -206,6 +206,7 @@ def test_a_mean_gradient_that_one_rank_replaces(group, change):
 
 
 def test_settings_that_differ_are_told_before_a_step(group):
+    torch.manual_seed(0)
     net = nn.Linear(2, 1)
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), weighted=True)
     for rate in (0.3, 0.2, 0.2):

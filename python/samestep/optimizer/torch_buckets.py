@@ -205,7 +205,7 @@ class Bucket:
         else:
             self._gather_at_once(buffers)
         what = "" if n_steps == 1 else f", {n_steps} step() since the last backward()"
-        what += ", with other settings of the optimizer" if has_other_settings else ""
+        what += ", with other settings or a loaded state of the optimizer" if has_other_settings else ""
         n_more = (1, 0, 2)[min(n_steps, 2)] + 3 * has_other_settings
         with _core.UserCall(self._act + what):
             grad = _as_row(self.slots[0]) if self._flat is None else self._flat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 
 from samestep import _core, arrays
@@ -88,8 +89,8 @@ def _particulars(parameter: torch.Tensor) -> str:
 
 _WHEN = "; ranks that set it by what they alone know drift apart: give a scheduler, for one, the mean loss of all ranks"
 _BEGIN = (
-    "; all ranks must begin with equal ones: pass the model and the optimizer through synchronize, also after a "
-    "checkpoint that one rank has loaded"
+    "; all ranks must begin with equal ones: pass the model through synchronize, and a state that one rank has loaded "
+    "to optimizer.load_state_dict(backend.bcast_object(optimizer.state_dict()))"
 )
 _KINDS = (bool, int, float, str, tuple, type(None))
 
@@ -134,20 +135,24 @@ class Settings:
         Raises:
           MismatchError: they differ, on all ranks.
         """
-        optimizer = self._optimizer()
-        groups = [] if optimizer is None else optimizer.param_groups
-        named = {
-            f"param_groups[{i}][{key!r}]": repr(value)
-            for i, group in enumerate(groups)
-            for key, value in _plain(group).items()
-        }
-        same(self._backend, named, act=f"{self._act}: settings", when=_WHEN)
+        now, act = self._now(), f"{self._act}: settings"
+        text = np.frombuffer(repr(now[1:]).encode(), np.uint8)
+        mine = np.frombuffer(_core.hash128(text), np.uint64)
+        with _core.UserCall(act):
+            differ = (self._backend.allgather(mine) != mine).any()
+        if differ:  # on all ranks: one by one, which takes long for many groups
+            named = {
+                f"param_groups[{i}][{key!r}]": repr(value)
+                for i, group in enumerate(now[1:])
+                for key, value in group.items()
+            }
+            same(self._backend, named, act=act, when=_WHEN)
         if self._agreed is None:
             require_same_order(self._backend)
         if self._agreed is None or self._n_loads != self._n_compared:
             same(self._backend, self._values(), act=f"{self._act}: parameters and state", when=_BEGIN)
             self._n_compared = self._n_loads
-        self._agreed = self._now()
+        self._agreed = now
 
     def _values(self) -> dict[str, Any]:
         optimizer = self._optimizer()
@@ -162,17 +167,17 @@ class Settings:
     def _now(self) -> list[Any]:
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        return [self._n_loads, *(value for group in groups for value in _plain(group).values())]
+        return [self._n_loads, *map(_plain, groups)]
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
     """The settings that can be compared in every pass: no tensors of devices, for which it would wait."""
     found = {}
     for key, value in group.items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu:
-            found[key] = value.item()
-        elif type(value) in _KINDS:
+        if type(value) in _KINDS:
             found[key] = value
+        elif isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu:
+            found[key] = value.item()
     return found
 
 

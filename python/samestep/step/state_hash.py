@@ -89,7 +89,7 @@ def _raise_difference(
         signature.Description(act, names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
     ]
     signature.raise_refused(backend.name, descriptions)
-    signature.check_same(backend.name, descriptions)
+    signature.check_same(backend.name, descriptions, cure=when)
     raise MismatchError(
         f"{act} in group {backend.name}: {first_difference(mine[0], [row for *_, row in everyone])}{when}"
     )

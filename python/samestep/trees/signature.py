@@ -312,13 +312,19 @@ def _gather_all(
 
 
 def check_same(
-    group: str, everyone: Sequence[Description], *, absent_is_fine: bool = False, aliases: bool = True
+    group: str,
+    everyone: Sequence[Description],
+    *,
+    absent_is_fine: bool = False,
+    aliases: bool = True,
+    cure: str = "",
 ) -> None:
     """Raise MismatchError, the same on every rank, for the first leaf that is not the same everywhere.
 
     Args:
       absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
       aliases: compare also which entries of the tree are one and the same array.
+      cure: the end of the error; "" for the usual one.
     """
     acts = [description.act for description in everyone]
     if len(set(acts)) > 1:
@@ -350,8 +356,8 @@ def check_same(
             with_memory = [kind if _ON_DEVICE in kind else f"{kind} in host memory" for kind in kinds]
             kinds = elements if len(set(elements)) > 1 else with_memory
             raise MismatchError(
-                f"{acts[0]} in group {group}: {leaf_text(name)} is {by_rank(kinds)}; "
-                "all ranks must pass trees of the same structure, shapes and dtypes"
+                f"{acts[0]} in group {group}: {leaf_text(name)} is {by_rank(kinds)}"
+                f"{cure or '; all ranks must pass trees of the same structure, shapes and dtypes'}"
             )
     orders = [", ".join(description.names) for description in everyone]
     if len(set(orders)) > 1:
