@@ -117,6 +117,29 @@ def test_numbers_of_user_functions_may_differ(group):
     np.testing.assert_array_equal(updates["b"], [-0.25])
 
 
+class Label:
+    """Written by its address, which is another one in each process."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def __hash__(self):
+        return self.order
+
+    def __eq__(self, other):
+        return self.order == other.order
+
+    def __lt__(self, other):
+        return self.order < other.order
+
+
+def test_labels_without_a_name(group):
+    inner = {Label(1): optax.sgd(0.25), Label(2): optax.set_to_zero()}
+    opt = ss.DistributedOptimizer(group, optax.multi_transform(inner, {"w": Label(2), "b": Label(1)}))
+    updates, _ = opt.update(PARAMS, opt.init(PARAMS), PARAMS)
+    np.testing.assert_array_equal(updates["b"], [-0.25])
+
+
 class Momentum:
     """Of NumPy, with a rate in its state."""
 

@@ -27,7 +27,7 @@ from samestep.step.state_hash import Verifier, leaf_hash
 from samestep.trees import flatten, signature
 from samestep.trees.facts import NO_FACTS, Facts, numbers_in, text_of
 from samestep.trees.fusion import timer
-from samestep.trees.identity import identity_of, is_array, is_number
+from samestep.trees.identity import identity_of, is_array, is_number, key_text
 from samestep.trees.structure import expand_jax
 
 _DRIFT = (
@@ -112,7 +112,8 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
+        named = ((key_text(key), part) for key, part in value.items())
+        yield from ((f"[{text}]", part) for text, part in named if text is not None)
 
 
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
