@@ -89,21 +89,26 @@ def run_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
 
 
-def adjoining(blocks: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor | None:
-    """The memory of blocks like `like` that lie one behind the other, as torch makes them for gathers of objects.
+def gathered(blocks: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor | None:
+    """What takes the elements of contiguous blocks like `like`: their memory, if they lie one behind the other.
 
-    None if they do not.
+    torch makes such for gathers of objects. Otherwise it is new, for `copy_back`; None if blocks are of another kind.
     """
     nbytes = like.nbytes if like.layout is _STRIDED else 0
     at = first = blocks[0].data_ptr() if nbytes and blocks and blocks[0].layout is _STRIDED else 0
+    adjoin = True
     for block in blocks if first else ():
         fits = type(block) is _Tensor and block.dtype is like.dtype and block.shape == like.shape
-        if not (fits and block.is_contiguous() and block.data_ptr() == at):
+        if not (fits and block.is_cpu and block.is_contiguous()):
             return None
+        adjoin = adjoin and block.data_ptr() == at
         at += nbytes
-    if not first or blocks[-1].untyped_storage().data_ptr() != blocks[0].untyped_storage().data_ptr():
+    if not first:
         return None
-    return blocks[0].detach().as_strided((len(blocks) * like.numel(),), (1,))
+    if adjoin and blocks[-1].untyped_storage().data_ptr() == blocks[0].untyped_storage().data_ptr():
+        return blocks[0].detach().as_strided((len(blocks) * like.numel(),), (1,))
+    # What is in progress on a block would not be noticed: the copies are not made by the core.
+    return None if _core.memory_is_in_use() else like.new_empty(len(blocks) * like.numel())
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -282,9 +282,12 @@ class Verbs:
         if _compiling():  # this frame, as in `allreduce`
             return torch.compiler.disable(Verbs.allgather)(self, outputs, inputs, opts)  # type: ignore[no-any-return]
         waits = _waits(opts) and len(outputs) == len(inputs) == 1
-        whole = tensors.adjoining(outputs[0], inputs[0]) if waits else None
-        short = NotImplemented if whole is None else self._all_gather_one(whole, inputs[0], opts)
-        return self._allgather(outputs, inputs, opts) if short is NotImplemented else short
+        whole = tensors.gathered(outputs[0], inputs[0]) if waits else None
+        if whole is None or self._all_gather_one(whole, inputs[0], opts) is NotImplemented:
+            return self._allgather(outputs, inputs, opts)
+        if whole.data_ptr() != outputs[0][0].data_ptr():
+            tensors.copy_back(whole, outputs[0])
+        return None
 
     @_verb_from_lists
     def _allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
