@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import samestep as ss
 from running import RUN_COMMAND, program
-from samestep.group import jax_primitive
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+
+from samestep.group import jax_primitive  # noqa: E402
 
 BACKENDS = ["native"]
 pytestmark = pytest.mark.ranks(2, timeout=180, backends=BACKENDS)
