@@ -63,6 +63,14 @@ def test_ranks_die_and_the_state_is_divided_anew(undisturbed, library, planned):
     assert result(done) == [*undisturbed(library), str(4 - n_dead)]
 
 
+@slow
+@pytest.mark.parametrize("planned", [["1.0@6:updated"], ["0.0@7:mean", "2.0@9:mean"]])
+def test_a_parameter_is_trained_from_the_interrupted_step_on(planned):
+    pytest.importorskip("torch")
+    alone = result(run("thaws", [], n=1))
+    assert result(run("thaws", planned, words=elastic())) == [*alone[:2], str(4 - len(planned))]
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("n", [pytest.param(2, marks=slow), 3])
 def test_a_newcomer_gets_a_part(undisturbed, n, library, tmp_path):

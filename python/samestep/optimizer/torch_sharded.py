@@ -127,18 +127,21 @@ class _ShardedStep:
         """
         named = named_parameters(self._known())
         self._names, self.parameters = list(named), list(named.values())
-        self._trained = self._trained_now()
-        self._exchange = FlatExchange(self._backend, self.partition(self._backend.size), self._names)
-        self._parts = [
-            torch.nn.Parameter(p.new_empty(part_shape(p.shape, len(self._exchange.part(i)))))
-            for i, p in enumerate(self.parameters)
-        ]
+        self._plan(self._trained_now())
         self.idle = {i: entries for i, entries in whole.items() if not self._trained[i]}
         state = self._known().state
         state.clear()
         state.update(
             {self._parts[i]: entries for i, entries in self.sliced(whole, self._backend.rank).items()}
         )
+
+    def _plan(self, trained: list[bool]) -> None:
+        self._trained = trained
+        self._exchange = FlatExchange(self._backend, self.partition(self._backend.size), self._names)
+        self._parts = [
+            torch.nn.Parameter(p.new_empty(part_shape(p.shape, len(self._exchange.part(i)))))
+            for i, p in enumerate(self.parameters)
+        ]
 
     def partition(self, size: int) -> Partition:
         """The parts among `size` ranks."""
@@ -397,7 +400,9 @@ class _ShardedStep:
     def load_part(self, part: dict[str, Any]) -> None:
         """Take what `part_dict` returned here, or another rank's with this one's "state"."""
         self.idle = part["idle"]
-        self._divided |= {id(p) for p, t in zip(self.parameters, part["trained"], strict=True) if t}
+        if part["trained"] != self._trained:
+            self._divided |= {id(p) for p, t in zip(self.parameters, part["trained"], strict=True) if t}
+            self._plan(part["trained"])
         with self._parts_in_groups():
             self._inner["load_state_dict"](
                 self._known(), {key: of for key, of in part.items() if key not in ("idle", "trained")}

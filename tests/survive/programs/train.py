@@ -303,6 +303,35 @@ def divided_by_torch(planned=(), save=None, stop_at=None, folder=None):
     report(state, *(p.detach().numpy() for p in model), *map(np.asarray, whole))
 
 
+def thaws(planned=()):
+    """A parameter of a torch optimizer, in the ranks' order without shards, is trained from step 6 on."""
+    import torch
+
+    deaths = Deaths(planned)
+    torch.set_num_threads(1)
+    backend = ss.initialize(timeout=20.0)
+    model = torch.nn.ParameterList([torch.zeros(40, 6), torch.ones(130)])
+    first, late = model
+    late.requires_grad_(False)
+    opt = ss.ShardedOptimizer(backend, torch.optim.AdamW(model.parameters(), lr=0.05), copies=2)
+    state = ss.TrainState(backend, model=model, opt=opt, undo=True)
+
+    def gradient(of, step, factor):  # equal on all ranks, and their mean is exact
+        wave = torch.arange(float(of.numel())).view(of.shape) - of.detach() * factor
+        return torch.round(wave % step * 64) / 64
+
+    for step in state.steps(steps=12):
+        with step:
+            late.requires_grad_(state.step >= 5)
+            first.grad = gradient(first, 7, 37)
+            late.grad = gradient(late, 5, 11) if state.step >= 5 else None
+            deaths.at(state.step + 1, "mean")
+            opt.step()
+            deaths.at(state.step + 1, "updated")
+    whole = trees.flatten(state.state_dict()["parts"]["opt"]["state"]).leaves
+    report(state, *(p.detach().numpy() for p in model), *map(np.asarray, whole))
+
+
 def watch_copies(state, deaths):
     """Die, or seem to be interrupted, where the copies of step k are passed on."""
     renew = state._copies.renew
