@@ -26,6 +26,7 @@ NEEDS = {  # library -> what is below these, and its example, needs it
     "torch": ("samestep.torch.", "samestep.rendezvous.torch_store."),
     "ray": ("samestep.ray.",),
     "torchft": ("samestep.torchft",),
+    "jax": ("samestep.group.jax_primitive.",),
 }
 OUT_OF_REACH = tuple(
     name for library, names in NEEDS.items() if importlib.util.find_spec(library) is None for name in names
