@@ -138,10 +138,12 @@ class Copies:
         )
         number_of, of, holders = _newest(said, members)
         chosen = next((division for division in known if division.number == number_of), None)
-        made, copies = {}, {}
+        made, copies, ends = {}, {}, {}
         for name, state in self._of.items():
             held = {} if chosen is None else state.held(chosen, of.index(members[self._backend.rank]), name)
-            made[name], copies[name] = state.divided_anew(parts[name], held, holders)
+            ends[name] = state.divided_anew(parts[name], held, holders)
+        for name, end in ends.items():  # without communication: a loss until here has changed no state
+            made[name], copies[name] = end()
         if chosen is not None and list(of) != list(members):
             self._before = chosen
         self._number, self._members, self._copies = number, list(members), copies
@@ -273,8 +275,8 @@ class _Divided:
 
     def divided_anew(
         self, like: Any, held: dict[int, list[Flat]], holders: list[int]
-    ) -> tuple[Any, list[Flat]]:
-        """This rank's part among the ranks of now, and the copy that it keeps. Collective.
+    ) -> Callable[[], tuple[Any, list[Flat]]]:
+        """What gives this rank's part among the ranks of now, and the copy that it keeps. Collective.
 
         Args:
           like: any part.
@@ -295,7 +297,8 @@ class _Divided:
                 first += len(part) * n
             return whole
 
-        return self._cut(like, of)
+        found = self._cut(like, of)
+        return lambda: found
 
     def _cut(self, like: Any, of: Callable[[int, int], Flat]) -> tuple[Any, list[Flat]]:
         """The part of this rank and that of the one before, of whole leaves, whose bytes are asked for in turn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,10 @@ class DividedByTorch:
         """This rank's part of a whole state, and the copy that it keeps."""
         return self._step.part_of(whole), self._copy_of(whole["state"])
 
-    def divided_anew(self, part: Any, held: dict[int, _State], holders: list[int]) -> tuple[Any, _State]:
-        """This rank's part among the ranks of now, and the copy that it keeps. Collective.
+    def divided_anew(
+        self, part: Any, held: dict[int, _State], holders: list[int]
+    ) -> Callable[[], tuple[Any, _State]]:
+        """What gives the optimizer its part among the ranks of now, and the copy that it keeps. Collective.
 
         Args:
           part: the optimizer.
@@ -92,8 +94,12 @@ class DividedByTorch:
             found = {r: of for theirs in self._backend.allgather_object(mine) for r, of in theirs.items()}
             if found:
                 whole[i] = joined([(len(before.part(i, r)), found[r]) for r in sorted(found)], parameter)
-        step.divide(whole)
-        return part, self._copy_of(whole)
+
+        def end() -> tuple[Any, _State]:
+            step.divide(whole)
+            return part, self._copy_of(whole)
+
+        return end
 
     def _copy_of(self, whole: Mapping[int, dict[str, Any]]) -> _State:
         """The part of the rank before this one."""
