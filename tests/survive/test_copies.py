@@ -64,6 +64,14 @@ def test_ranks_die_and_the_state_is_divided_anew(undisturbed, library, planned):
 
 
 @slow
+def test_several_states_are_divided_anew_together():
+    pytest.importorskip("torch")
+    alone = result(run("two_divided", [], n=1))
+    done = run("two_divided", ["1.0@5:mean", "3.0@5:between"], words=elastic())
+    assert result(done) == [*alone[:2], "2"]
+
+
+@slow
 @pytest.mark.parametrize("planned", [["1.0@6:updated"], ["0.0@7:mean", "2.0@9:mean"]])
 def test_a_parameter_is_trained_from_the_interrupted_step_on(planned):
     pytest.importorskip("torch")

@@ -332,6 +332,36 @@ def thaws(planned=()):
     report(state, *(p.detach().numpy() for p in model), *map(np.asarray, whole))
 
 
+def two_divided(planned=()):
+    """Two torch optimizers, as of a GAN; ranks die also between the exchanges of their states after a loss."""
+    import torch
+
+    deaths = Deaths(planned)
+    torch.set_num_threads(1)
+    backend = ss.initialize(timeout=20.0)
+    model = torch.nn.ParameterList([torch.zeros(40, 6), torch.zeros(40, 6)])
+    opts = [ss.ShardedOptimizer(backend, torch.optim.AdamW([p], lr=0.05), copies=2) for p in model]
+    state = ss.TrainState(backend, model=model, first=opts[0], second=opts[1], undo=True)
+    of_second = state._copies._of["second"]
+    usual = of_second.divided_anew
+
+    def divided_anew(*args):
+        deaths.at(state.step + 1, "between")
+        return usual(*args)
+
+    of_second.divided_anew = divided_anew
+    for step in state.steps(steps=8):
+        with step:
+            for k, p in enumerate(model):  # equal on all ranks, and their mean is exact
+                wave = torch.arange(float(p.numel())).view(p.shape) - p.detach() * (37 + k)
+                p.grad = torch.round(wave % 7 * 64) / 64
+            deaths.at(state.step + 1, "mean")
+            for opt in opts:
+                opt.step()
+    whole = [trees.flatten(state.state_dict()["parts"][name]["state"]).leaves for name in ("first", "second")]
+    report(state, *(p.detach().numpy() for p in model), *map(np.asarray, [*whole[0], *whole[1]]))
+
+
 def watch_copies(state, deaths):
     """Die, or seem to be interrupted, where the copies of step k are passed on."""
     renew = state._copies.renew
