@@ -47,6 +47,14 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
   return NodeCommunicator::open(std::move(peers), members, options, deadline);
 }
 
+std::shared_ptr<Communicator> open_beside(Communicator& communicator, const std::vector<int>& ranks,
+                                          const std::string& name, double timeout) {
+  auto* const of_node = dynamic_cast<NodeCommunicator*>(&communicator);
+  if (of_node == nullptr) throw UnavailableError("the ranks of the group are not those of one host");
+  const py::gil_scoped_release no_gil;
+  return of_node->open_beside(ranks, name, Deadline::after(Seconds(timeout)));
+}
+
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
   const PeerMemory* const memory = communicator.peer_memory();
   return memory != nullptr ? memory->heap() : nullptr;
@@ -130,6 +138,7 @@ void bind_node(py::module_& m) {
         "Where this process has a word that the other ranks of its host read and write to find out whether they can.");
   m.def("forbidden_calls", &forbidden_calls,
         "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
+  m.def("open_beside", &open_beside, "comm"_a, "ranks"_a, "name"_a, "timeout"_a, "See NodeCommunicator::open_beside.");
   m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "probes"_a, "left"_a, "timeout"_a,
         "The group of all ranks, which run on one host. `links`, `probes`: as for `open_local_peers`. Collective.");
 }

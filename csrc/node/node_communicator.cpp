@@ -5,6 +5,8 @@
 #include <mutex>
 
 #include "collectives/one_shot_reduction.h"
+#include "core/error.h"
+#include "core/format.h"
 #include "kernels/stream.h"
 #include "node/inline_collective.h"
 #include "node/node_reduction.h"
@@ -48,13 +50,19 @@ bool wait_for_headers(const ProgressEngine& engine, ShmHeaderExchange& header_ex
 std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<LocalPeers> host, std::vector<int> members,
                                                          ExchangeOptions options, const Deadline& deadline,
                                                          std::uint64_t number) {
+  auto memory = host->share(members, ShmRegion::nbytes_for(static_cast<int>(members.size())), number, deadline);
+  return open_in(std::move(memory), std::move(host), std::move(members), std::move(options), number);
+}
+
+std::shared_ptr<NodeCommunicator> NodeCommunicator::open_in(std::shared_ptr<std::byte> memory,
+                                                            std::shared_ptr<LocalPeers> host, std::vector<int> members,
+                                                            ExchangeOptions options, std::uint64_t number) {
   const int size = static_cast<int>(members.size());
   const auto me = std::find(members.begin(), members.end(), host->rank());
   auto group = std::make_shared<NodeGroup>();
   group->rank = static_cast<int>(me - members.begin());
   group->numbers = GroupNumbers(number);
-  group->region =
-      std::make_shared<ShmRegion>(host->share(members, ShmRegion::nbytes_for(size), number, deadline), size);
+  group->region = std::make_shared<ShmRegion>(std::move(memory), size);
   group->peers = std::move(host);
   group->members = std::move(members);
   group->fence = std::make_shared<WriteFence>(group->peers, group->members, static_cast<std::size_t>(group->rank),
@@ -78,6 +86,37 @@ std::shared_ptr<Communicator> NodeCommunicator::make_child(std::span<const int> 
   const std::uint64_t number = group_->numbers.next(ranks);
   lock.unlock();
   return open(group_->peers, std::move(members), std::move(options), deadline, number);
+}
+
+std::shared_ptr<NodeCommunicator> NodeCommunicator::open_beside(const std::vector<int>& ranks, const std::string& name,
+                                                                const Deadline& deadline) {
+  std::vector<int> members;
+  for (const int rank : ranks) {
+    checks::peer_in_group("group", "rank", rank, size());
+    members.push_back(group_->member(rank));
+  }
+  const int n = static_cast<int>(members.size());
+  const auto rank_of = [&](int member) { return std::ranges::find(members, member) - members.begin(); };
+  ExchangeOptions options;
+  options.name = name;
+  options.oversubscribed = oversubscribed();
+  while (true) {
+    std::unique_lock lock(shared_engine().mutex());
+    const std::uint64_t number = group_->beside.next(ranks);
+    lock.unlock();
+    LocalPeers::Meeting met = group_->peers->meet(members, ShmRegion::nbytes_for(n), number, deadline);
+    if (met.memory) return open_in(std::move(met.memory), group_->peers, members, options, number);
+    if (met.absent.empty()) continue;
+    NamedRanks absent;
+    std::string text = met.absent.size() == 1 ? "rank" : "ranks";
+    for (const int member : met.absent) {
+      text += str(absent.ranks.empty() ? " " : ", ", rank_of(member));
+      absent.ranks.push_back(static_cast<int>(rank_of(member)));
+    }
+    text += str(" of ", n, " did not join group '", name, "' within ", deadline.timeout().count(), " s; rank ",
+                rank_of(group_->peers->rank()), " waits no longer");
+    throw TimeoutError(text, std::move(absent));
+  }
 }
 
 Communicator::WorkPtr NodeCommunicator::start_collective(const CollectiveArgs& args) {

@@ -20,6 +20,11 @@ class NodeCommunicator final : public ExchangeCommunicator {
   static std::shared_ptr<NodeCommunicator> open(std::shared_ptr<LocalPeers> host, std::vector<int> members,
                                                 ExchangeOptions options, const Deadline& deadline,
                                                 std::uint64_t number = GroupNumbers::kWorld);
+  /// A group of `ranks` of this one that shares nothing with it but the connections: neither ends with the other. Only
+  /// those ranks call it, in any order of groups and from any thread, and also after this group has ended. Throws
+  /// TimeoutError, which names the ranks that have not come; then all come to the next group of these ranks.
+  std::shared_ptr<NodeCommunicator> open_beside(const std::vector<int>& ranks, const std::string& name,
+                                                const Deadline& deadline);
 
   NodeCommunicator(std::shared_ptr<ProgressEngine> engine, std::shared_ptr<NodeGroup> group)
       : ExchangeCommunicator(std::move(engine)),
@@ -43,6 +48,9 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                            const Deadline& deadline) override;
 
  private:
+  static std::shared_ptr<NodeCommunicator> open_in(std::shared_ptr<std::byte> memory, std::shared_ptr<LocalPeers> host,
+                                                   std::vector<int> members, ExchangeOptions options,
+                                                   std::uint64_t number);
   /// Starts a collective and polls it for a short time. Null if it has completed.
   WorkPtr start_inline(const CollectiveArgs& args);
   enum class MatchResult : std::uint8_t { none, taken, other };

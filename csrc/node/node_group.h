@@ -26,7 +26,8 @@ struct NodeGroup {
   std::shared_ptr<WriteFence> fence;
   std::vector<int> members;  ///< by rank of the group: the rank on the host
   int rank = 0;
-  GroupNumbers numbers;  ///< of the groups made from this one
+  GroupNumbers numbers;                        ///< of the groups made from this one
+  GroupNumbers beside{GroupNumbers::kBeside};  ///< of those opened beside it
   ShmHeaderExchange* header_exchange = nullptr;
   ShmTransport* transport = nullptr;
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/deadline.h"
 #include "core/remote_segment.h"
@@ -24,6 +25,17 @@ class LocalPeers {
   /// `number`, see GroupNumbers, come in the same order on all. Throws TimeoutError at the deadline. Thread-safe.
   virtual std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
                                            const Deadline& deadline) = 0;
+
+  struct Meeting {
+    std::shared_ptr<std::byte> memory;  ///< null if the members have not met
+    std::vector<int> absent;            ///< at the deadline; empty if a member has given up before
+  };
+  /// As `share`, for members that have agreed on nothing before and may never come, each `number` once. If one gives
+  /// up at its deadline, so do all that come: then they may meet under another number.
+  virtual Meeting meet(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                       const Deadline& deadline) {
+    return {share(members, nbytes, number, deadline), {}};
+  }
 
   /// The address of this rank's memory for other ranks: an offset in shared memory, or an address in this process.
   virtual std::uint64_t to_remote_address(const void* data, std::size_t nbytes) = 0;

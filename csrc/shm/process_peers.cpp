@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/wait_hooks.h"
 #include "os/after_fork.h"
 #include "os/cross_memory.h"
 #include "os/process_watch.h"
@@ -21,9 +22,10 @@
 namespace samestep {
 namespace {
 
-/// Accompanies a descriptor; or the text of the error that came in place of a region.
+/// With the descriptor of a region or segment, or the text of the error that comes in place of a region. A member of a
+/// group has come to it, or waits no longer.
 struct FdMessage {
-  enum class Kind : std::uint64_t { region, segment, refusal } kind;
+  enum class Kind : std::uint64_t { region, segment, refusal, here, gone } kind;
   std::uint64_t number;  // of the group or of the segment
 };
 
@@ -58,6 +60,8 @@ class ProcessPeers final : public LocalPeers {
   int size() const override { return static_cast<int>(peers_.size()); }
   std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
                                    const Deadline& deadline) override;
+  Meeting meet(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+               const Deadline& deadline) override;
   std::uint64_t to_remote_address(const void* data, std::size_t nbytes) override;
   std::byte* map_peer_memory(int peer, std::uint64_t address, std::size_t nbytes) override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
@@ -83,9 +87,9 @@ class ProcessPeers final : public LocalPeers {
     std::vector<bool> seen;                  // parts whose pages are mapped in this process
     std::size_t seen_from = 0, seen_to = 0;  // the range checked last
   };
-  struct Region {  // received and not yet used
-    std::uint64_t number;
-    SharedMemory memory;
+  struct Arrival {  // received for a group, and not yet used
+    FdMessage message;
+    SharedMemory memory;  // of a region
     std::string refusal;  // why there is no memory
   };
   struct Peer {
@@ -93,7 +97,7 @@ class ProcessPeers final : public LocalPeers {
     pid_t pid = 0;
     ProcessWatch watch;
     std::vector<Segment> segments;
-    std::deque<Region> regions;
+    std::deque<Arrival> arrivals;
   };
 
   /// Whether `errno` says that CMA is forbidden, although it was allowed when the ranks connected.
@@ -106,8 +110,14 @@ class ProcessPeers final : public LocalPeers {
   std::optional<UnixSocket::Packet> receive_now(int peer);
   bool receive_fd(int peer);
   SharedMemory make_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number);
+  [[noreturn]] static void throw_lost(int peer);
   [[noreturn]] static void throw_late(int peer, const Deadline& deadline);
-  std::optional<SharedMemory> take_region(int owner, std::uint64_t number);
+  std::optional<Arrival> take_arrival(int peer, std::uint64_t number);
+  void announce(std::span<const int> members, const FdMessage& message, const Fd* fd, const Deadline& deadline) const;
+  std::vector<int> gather(std::span<const int> members, std::uint64_t number, std::optional<SharedMemory>& memory,
+                          const Deadline& deadline);
+  void give_up(std::span<const int> members, std::uint64_t number);
+  void forget(std::uint64_t number);
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
   int rank_;
@@ -115,6 +125,7 @@ class ProcessPeers final : public LocalPeers {
   std::vector<Peer> peers_;
   bool has_cma_ = false;
   std::recursive_mutex mutex_;
+  std::vector<std::uint64_t> given_up_;  // numbers under which no group will form
   std::shared_ptr<SharedHeap> heap_ = std::make_shared<SharedHeap>();
 };
 
@@ -198,36 +209,38 @@ std::optional<UnixSocket::Packet> ProcessPeers::receive_now(int peer) {
   try {
     return of(peer).socket.receive_now();
   } catch (const PeerLostError&) {
-    throw PeerLostError(str("rank ", peer,
-                            " of this host has not shared its memory: its process has ended, or has failed with "
-                            "an error of its own"));
+    throw_lost(peer);
   }
 }
 
 /// Takes the next packet of a peer. False if none has arrived. Requires the mutex, which nobody holds who waits for
 /// one.
 bool ProcessPeers::receive_fd(int peer) {
+  using Kind = FdMessage::Kind;
   std::optional<UnixSocket::Packet> packet = receive_now(peer);
   if (!packet) return false;
-  FdMessage message;
+  FdMessage message{};
   const std::size_t nbytes = packet->bytes.size();
-  if (nbytes >= sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
-  if (nbytes > sizeof message && message.kind == FdMessage::Kind::refusal) {
-    const auto* const text = reinterpret_cast<const char*>(packet->bytes.data() + sizeof message);
-    of(peer).regions.push_back({message.number, {}, std::string(text, nbytes - sizeof message)});
-    return true;
-  }
-  // The number determines the length of a table, so it is bounded.
-  if (nbytes != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
-      (message.kind == FdMessage::Kind::segment && message.number >= kMaxSegments)) {
+  std::memcpy(&message, packet->bytes.data(), std::min(nbytes, sizeof message));
+  const bool has_memory = message.kind == Kind::region || message.kind == Kind::segment;
+  // The number of a segment determines the length of a table, so it is bounded.
+  if (nbytes < sizeof message || message.kind > Kind::gone || has_memory != static_cast<bool>(packet->fd) ||
+      (nbytes > sizeof message && message.kind != Kind::refusal) ||
+      (message.kind == Kind::segment && message.number >= kMaxSegments)) {
     throw Error("an unknown packet came from a rank of this host");
+  }
+  if (message.kind != Kind::segment && std::ranges::find(given_up_, message.number) != given_up_.end()) return true;
+  if (!has_memory) {
+    const auto* const text = reinterpret_cast<const char*>(packet->bytes.data() + sizeof message);
+    of(peer).arrivals.push_back({message, {}, std::string(text, nbytes - sizeof message)});
+    return true;
   }
   SharedMemory memory = map_received(std::move(packet->fd));
   // The mapping alone keeps the memory. A descriptor for each segment of each peer would use up the limit of the
   // process.
   memory.close_fd();
-  if (message.kind == FdMessage::Kind::region) {
-    of(peer).regions.push_back({message.number, std::move(memory), {}});
+  if (message.kind == Kind::region) {
+    of(peer).arrivals.push_back({message, std::move(memory), {}});
   } else {
     std::vector<Segment>& segments = of(peer).segments;
     segments.resize(std::max<std::size_t>(segments.size(), message.number + 1));
@@ -236,24 +249,32 @@ bool ProcessPeers::receive_fd(int peer) {
   return true;
 }
 
+void ProcessPeers::throw_lost(int peer) {
+  throw PeerLostError(str("rank ", peer,
+                          " of this host has not shared its memory: its process has ended, or has failed with an error "
+                          "of its own"));
+}
+
 void ProcessPeers::throw_late(int peer, const Deadline& deadline) {
   throw TimeoutError(
       str("rank ", peer, " of this host has not shared its memory after ", deadline.timeout().count(), " s"));
 }
 
-std::optional<SharedMemory> ProcessPeers::take_region(int owner, std::uint64_t number) {
+/// The first thing that has come from `peer` for a group. Throws if it is a refusal.
+std::optional<ProcessPeers::Arrival> ProcessPeers::take_arrival(int peer, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  auto& regions = of(owner).regions;
-  // What several threads wait for comes in one stream, with segments of the owner's heap in between. The owner may have
+  auto& arrivals = of(peer).arrivals;
+  // What several threads wait for comes in one stream, with segments of the peer's heap in between. The peer may have
   // ended after the one that is wanted here.
   do {
-    const auto found = std::ranges::find(regions, number, &Region::number);
-    if (found == regions.end()) continue;
-    Region taken = std::move(*found);
-    regions.erase(found);
-    if (!taken.memory) throw UnavailableError(taken.refusal);
-    return std::move(taken.memory);
-  } while (receive_fd(owner));
+    const auto is_wanted = [&](const Arrival& arrival) { return arrival.message.number == number; };
+    const auto found = std::ranges::find_if(arrivals, is_wanted);
+    if (found == arrivals.end()) continue;
+    Arrival taken = std::move(*found);
+    arrivals.erase(found);
+    if (taken.message.kind == FdMessage::Kind::refusal) throw UnavailableError(taken.refusal);
+    return taken;
+  } while (receive_fd(peer));
   return std::nullopt;
 }
 
@@ -282,23 +303,105 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
   std::optional<SharedMemory> memory;
   if (const int owner = members.front(); owner == rank_) {
     memory = make_region(members, nbytes, number);
-    const FdMessage message{FdMessage::Kind::region, number};
-    for (const int peer : members) {
-      if (peer == rank_ || of(peer).socket.send(&message, sizeof message, &memory->fd(), deadline)) continue;
-      throw TimeoutError(str("rank ", peer, " of this host has not taken the memory that rank ", rank_,
-                             " shares with it after ", deadline.timeout().count(), " s"));
-    }
+    announce(members, {FdMessage::Kind::region, number}, &memory->fd(), deadline);
     memory->close_fd();
   } else {
     // The mutex is free while this thread waits. The owner may itself wait, in another thread, for what a second thread
     // of this rank will share; and the wait may take Python's lock, whose holder may want the mutex.
-    while (!(memory = take_region(owner, number))) {
+    std::optional<Arrival> arrival;
+    while (!(arrival = take_arrival(owner, number))) {
       if (deadline.passed()) throw_late(owner, deadline);
       of(owner).socket.wait_until_readable();
     }
+    memory = std::move(arrival->memory);
   }
   const auto kept = std::make_shared<SharedMemory>(std::move(*memory));
   return {kept, kept->data()};
+}
+
+void ProcessPeers::announce(std::span<const int> members, const FdMessage& message, const Fd* fd,
+                            const Deadline& deadline) const {
+  for (const int peer : members) {
+    try {
+      if (peer == rank_ || of(peer).socket.send(&message, sizeof message, fd, deadline)) continue;
+    } catch (const PeerLostError&) {
+      throw_lost(peer);
+    }
+    throw TimeoutError(str("rank ", peer, " of this host has not taken the memory that rank ", rank_,
+                           " shares with it after ", deadline.timeout().count(), " s"));
+  }
+}
+
+LocalPeers::Meeting ProcessPeers::meet(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                                       const Deadline& deadline) {
+  std::optional<SharedMemory> memory;
+  std::vector<int> absent;
+  try {
+    if (members.front() == rank_) {
+      memory = make_region(members, nbytes, number);
+      announce(members, {FdMessage::Kind::region, number}, &memory->fd(), deadline);
+      memory->close_fd();
+    } else {
+      announce(members, {FdMessage::Kind::here, number}, nullptr, deadline);
+    }
+    absent = gather(members, number, memory, deadline);
+  } catch (...) {
+    give_up(members, number);
+    throw;
+  }
+  if (!absent.empty()) give_up(members, number);
+  if (!absent.empty() || !memory) return {nullptr, std::move(absent)};
+  const auto kept = std::make_shared<SharedMemory>(std::move(*memory));
+  return {{kept, kept->data()}, {}};
+}
+
+/// Waits until all members have come. Returns those that have not at the deadline; `memory` is none if one of them has
+/// given up.
+std::vector<int> ProcessPeers::gather(std::span<const int> members, std::uint64_t number,
+                                      std::optional<SharedMemory>& memory, const Deadline& deadline) {
+  std::vector<int> absent(members.begin(), members.end());
+  std::erase(absent, rank_);
+  const Clock::time_point begin = Clock::now();
+  for (bool warned = false; true;) {
+    for (const int peer : members) {  // also those that have come: they may give up
+      if (peer == rank_) continue;
+      while (std::optional<Arrival> arrival = take_arrival(peer, number)) {
+        if (arrival->message.kind == FdMessage::Kind::gone) {
+          memory.reset();
+          forget(number);
+          return {};
+        }
+        if (arrival->memory) memory = std::move(arrival->memory);
+        std::erase(absent, peer);
+      }
+    }
+    if (absent.empty() || deadline.passed()) return absent;
+    if (!warned && Seconds(Clock::now() - begin).count() > wait_hooks().warn_after_s) {
+      warned = true;
+      wait_hooks().warn(str("a new group: rank ", absent.front(), " of this host has not come to it: still waiting"));
+    }
+    of(absent.front()).socket.wait_until_readable();
+  }
+}
+
+/// Lets the members that have come, or will come, look for each other under another number.
+void ProcessPeers::give_up(std::span<const int> members, std::uint64_t number) {
+  forget(number);
+  const FdMessage message{FdMessage::Kind::gone, number};
+  for (const int peer : members) {
+    try {
+      if (peer != rank_) of(peer).socket.send_now(&message, sizeof message);
+    } catch (const Error&) {  // it has ended, and waits for nothing
+    }
+  }
+}
+
+void ProcessPeers::forget(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  given_up_.push_back(number);
+  for (Peer& peer : peers_) {
+    std::erase_if(peer.arrivals, [&](const Arrival& arrival) { return arrival.message.number == number; });
+  }
 }
 
 std::uint64_t ProcessPeers::to_remote_address(const void* data, std::size_t nbytes) {

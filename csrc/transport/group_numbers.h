@@ -15,6 +15,7 @@ namespace samestep {
 class GroupNumbers {
  public:
   static constexpr std::uint64_t kWorld = 1;
+  static constexpr std::uint64_t kBeside = 2;  ///< stands for a world, too, in the numbers of the groups beside it
 
   explicit GroupNumbers(std::uint64_t own = kWorld) : own_(own) {}
 

@@ -21,21 +21,51 @@
 namespace samestep {
 namespace {
 
-/// Two ranks in one process.
+using AllPeers = std::vector<std::shared_ptr<LocalPeers>>;
+
+/// `act` on each rank, in a thread of its own.
+template <class Act>
+void on_all(std::size_t n, const Act& act) {
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < n; ++rank) threads.emplace_back(act, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Ranks in one process.
+AllPeers connected_ranks(std::size_t n) {
+  std::vector<std::vector<Fd>> links(n);
+  for (auto& of_rank : links) of_rank.resize(n);
+  for (std::size_t a = 0; a < n; ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      std::array<int, 2> ends{};
+      REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
+      links[a][b] = Fd(ends[0]);
+      links[b][a] = Fd(ends[1]);
+    }
+  }
+  AllPeers peers(n);
+  const std::vector<std::uint64_t> probes(n, probe_address());
+  on_all(n, [&](std::size_t rank) {
+    peers[rank] = open_process_peers(static_cast<int>(rank), std::move(links[rank]), probes, soon());
+  });
+  return peers;
+}
+
 std::pair<std::shared_ptr<LocalPeers>, std::shared_ptr<LocalPeers>> connected_peers() {
-  std::array<int, 2> ends{};
-  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
-  std::array<std::shared_ptr<LocalPeers>, 2> peers;
-  const auto open = [&](int rank) {
-    std::vector<Fd> links(2);
-    const auto me = static_cast<std::size_t>(rank);
-    links[1 - me] = Fd(ends[me]);
-    peers[me] = open_process_peers(rank, std::move(links), {probe_address(), probe_address()}, soon());
-  };
-  std::thread other(open, 1);
-  open(0);
-  other.join();
+  const AllPeers peers = connected_ranks(2);
   return {peers[0], peers[1]};
+}
+
+/// All of them, who may come in any order.
+const std::array kThree{2, 0, 1};
+
+void require_that_all_meet(const AllPeers& peers, std::uint64_t number) {
+  std::vector<LocalPeers::Meeting> met(peers.size());
+  on_all(peers.size(), [&](std::size_t rank) { met[rank] = peers[rank]->meet(kThree, 8, number, soon()); });
+  for (const LocalPeers::Meeting& meeting : met) REQUIRE(meeting.memory != nullptr);
+  *met[1].memory = std::byte(7);
+  REQUIRE(*met[0].memory == std::byte(7));
+  REQUIRE(*met[2].memory == std::byte(7));
 }
 
 }  // namespace
@@ -94,6 +124,35 @@ TEST_CASE("process peers: memory that a rank could not open is missed at once") 
   CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("raise `ulimit -n`"), UnavailableError);
   CHECK_THROWS_WITH_AS(mine->map_peer_memory(1, address, 1), doctest::Contains("could not open memory that rank 1"),
                        UnavailableError);
+}
+
+TEST_CASE("process peers: where a rank of a new group has given up, all come to the next one") {
+  const AllPeers peers = connected_ranks(3);
+  const Deadline none = Deadline::after(Seconds(0));
+  require_that_all_meet(peers, 1);
+  std::uint64_t number = 1;
+  for (const std::size_t first : {0u, 1u, 2u}) {  // 2 makes the memory
+    ++number;
+    const LocalPeers::Meeting given_up = peers[first]->meet(kThree, 8, number, none);
+    CHECK(given_up.memory == nullptr);
+    CHECK(given_up.absent.size() == 2);
+    for (const std::size_t later : {(first + 1) % 3, (first + 2) % 3}) {
+      const LocalPeers::Meeting meeting = peers[later]->meet(kThree, 8, number, soon());
+      CHECK(meeting.memory == nullptr);
+      CHECK(meeting.absent.empty());
+    }
+    require_that_all_meet(peers, ++number);
+  }
+  CHECK(peers[1]->meet(kThree, 8, ++number, none).absent == std::vector{2, 0});
+}
+
+TEST_CASE("process peers: a new group lacks a rank whose process has ended") {
+  AllPeers peers = connected_ranks(3);
+  peers[0].reset();
+  for (const std::size_t rank : {1u, 2u}) {
+    CHECK_THROWS_WITH_AS(peers[rank]->meet(kThree, 8, 1, soon()), doctest::Contains("rank 0 of this host"),
+                         PeerLostError);
+  }
 }
 
 TEST_CASE("process peers: a rank that has closed its fence is written to no more, and writes itself") {

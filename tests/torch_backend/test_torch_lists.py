@@ -239,6 +239,38 @@ def test_ranks_may_have_made_other_groups_before(world):
 
 
 @pytest.mark.ranks(3, timeout=60, backends=["native"])
+def test_neither_the_world_nor_a_group_ends_with_another_group(world, group):
+    rank = world.get_rank()
+
+    def made():
+        return world.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=20))
+
+    def goes_on_in(of):
+        for n in (1, 100_000):
+            x = full(rank, n)
+            world.all_reduce(x, group=of)
+            assert x.tolist() == [3] * n
+
+    first, second = made(), made()
+    goes_on_in(first)
+    for ended in (first, world.group.WORLD):
+        if rank == 1:
+            ended.abort()
+        else:
+            with pytest.raises(ss.PeerLostError, match=r"rank 1 has left group .*: it called abort"):
+                world.all_reduce(full(1), group=ended)
+        group.barrier()
+        goes_on_in(second)
+        third = made()
+        goes_on_in(third)
+        pair = world.new_group([2, 1], use_local_synchronization=True) if rank else None
+        if pair:
+            x = full(rank, 2)
+            world.all_reduce(x, group=pair)
+            assert x.tolist() == [3, 3]
+
+
+@pytest.mark.ranks(3, timeout=60, backends=["native"])
 def test_who_has_not_come_to_a_group_is_named_and_it_forms_later(world, group):
     soon = datetime.timedelta(seconds=0.3)
     if world.get_rank() == 0:

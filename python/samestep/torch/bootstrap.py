@@ -41,6 +41,8 @@ class Meetings:
 
     def __init__(self) -> None:
         self.store: Any = None  # of torch, for this world alone
+        # The world, and what its ranks have said, if it is that of one host.
+        self.node: tuple[_core.Communicator, list[opening.RankFacts]] | None = None
         self._next: dict[str, int] = {}
         self._mutex = threading.Lock()
 
@@ -172,6 +174,8 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
         if size > 1 and children.is_import_for_child():
             raise InvalidArgumentError(children.refusal("init_process_group"))
+        if size > 1 and meetings is not None and meetings.node is not None and global_ranks:
+            return _open_beside(*meetings.node, global_ranks, name, timeout)
         started_by = (_prepare_once if global_ranks else _prepare)()
         is_same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
         # An MPI launcher has started this process as this rank of torch.
@@ -207,7 +211,20 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
         group = opened.as_backend(kind, timeout)
         if name == "world":
             lifecycle.note_world_of_torch(group)
+        if meetings is not None and not global_ranks and opened.comm.transport == "shm":
+            meetings.node = opened.comm, table
         return group
+
+
+def _open_beside(
+    world: _core.Communicator, facts: list[opening.RankFacts], ranks: list[int], name: str, timeout: float
+) -> Backend:
+    """A group of ranks that share a host and know each other: they need no store to meet, and no new connections."""
+    _core.discard_abandoned_groups()
+    comm = _core.open_beside(world, ranks, name, timeout)
+    opened = opening.open_over(comm, "native", [facts[rank] for rank in ranks], timeout, proved=True)
+    opened.comm.configure(torch_names=True)
+    return opened.as_backend(NativeBackend, timeout)
 
 
 def _prepare() -> launchers.Launcher:
