@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "core/format.h"
 #include "kernels/stream.h"
+#include "os/poller.h"
 
 namespace samestep::tcp {
 namespace {
@@ -14,6 +16,8 @@ namespace {
 constexpr std::size_t kStage = 32 << 10;
 constexpr std::size_t kMaxParts = 24;
 constexpr int kMaxReads = 8;  // before other connections are served
+constexpr Seconds kFarewell{1};
+constexpr std::chrono::milliseconds kPause{20};
 
 iovec part(const std::byte* data, std::size_t nbytes) { return {const_cast<std::byte*>(data), nbytes}; }
 
@@ -60,14 +64,36 @@ void Connection::drop(const std::string& why) {
 
 void Connection::end_damaged(bool sent) {
   if (lost_) return;
-  // Otherwise the peer would learn only that the connection has ended. While it is open, no reset can overtake that.
-  if (!sent) send({0, 0, 0, Frame::Kind::damage, 0, 0});
-  const bool told = !sent && all_sent();
+  if (!sent) tell_of_damage();
   const std::string peer = str("rank ", peer_);
   drop(str("bytes from ", sent ? here_ : peer, " to ", sent ? peer : here_,
            " were changed on the way, as their checksum shows: a network card, a switch or memory is faulty, or an "
            "array was changed while it was sent"));
-  told ? socket_.end_sending() : socket_.close();
+  socket_.close();
+}
+
+/// Otherwise the peer would learn only that the connection has ended. If this rank closed it while bytes come in, the
+/// kernel would reset it, and the peer's kernel would discard what the peer has not read. So this rank reads on until
+/// the peer has closed it, for a short time.
+void Connection::tell_of_damage() {
+  rts_sent_.clear();
+  // What is sent in part, or encrypted, is sent to its end. Nothing else delays the notice.
+  const auto is_begun = [&](const Outgoing& out) {
+    return (sent_ > 0 && &out == &outgoing_.front()) || (out.sealed && out_.encrypts());
+  };
+  const auto rest = std::ranges::find_if_not(outgoing_, is_begun);
+  if (rest != outgoing_.end()) next_out_ = rest->frame.sequence;
+  outgoing_.erase(rest, outgoing_.end());
+  queue({0, 0, 0, Frame::Kind::damage, 0, 0}, {}, nullptr);
+  const std::array<iovec, 1> unread{part(stage_.data(), stage_.size())};
+  for (const Deadline deadline = Deadline::after(kFarewell); !deadline.passed();) {
+    writable_ = true;
+    flush();
+    if (all_sent()) socket_.end_sending();
+    const TcpSocket::Outcome outcome = socket_.read(unread);
+    if (outcome.kind == TcpSocket::Outcome::Kind::ended) return;
+    if (outcome.kind == TcpSocket::Outcome::Kind::later) wait_until_ready(socket_.fd(), !all_sent(), kPause);
+  }
 }
 
 void Connection::check_heartbeat() {

@@ -86,6 +86,7 @@ class Connection {
   };
 
   void drop(const std::string& why);
+  void tell_of_damage();
   void queue(const Frame& frame, Bytes bytes, RequestState* record);
   void queue_data();
   bool seal(Outgoing& out);

@@ -391,6 +391,7 @@ TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
   const std::string garbage =
       "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n and more than a frame of it, so that it is read";
   REQUIRE(::write(theirs.get(), garbage.data(), garbage.size()) == static_cast<ssize_t>(garbage.size()));
+  ::shutdown(theirs.get(), SHUT_WR);
   CHECK(loss(*me, 1).find("were changed on the way") != std::string::npos);
 }
 
@@ -425,6 +426,7 @@ TEST_CASE("tcp: every flipped bit of a message is an error of its receiver that 
         REQUIRE(got == sent);
         continue;
       }
+      ::shutdown(proxy.get(), SHUT_WR);
       REQUIRE(loss(*me, 1).find("bytes from rank 1 to rank 0 at host0 were changed on the way") != std::string::npos);
       REQUIRE(!me->test(receive));
       REQUIRE(me->cancel(receive));
@@ -434,6 +436,43 @@ TEST_CASE("tcp: every flipped bit of a message is an error of its receiver that 
       REQUIRE(::write(wire.get(), answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()));
       CHECK(loss(*sender, 0).find("bytes from rank 1 at host1 to rank 0 were changed on the way") != std::string::npos);
     }
+  }
+}
+
+TEST_CASE("tcp: a sender learns that its bytes were changed, whatever else is on the way") {
+  for (const std::string& key : {std::string(), std::string(32, 'k')}) {
+    auto [theirs, wire] = connected_pair();
+    auto [ours, proxy] = connected_pair();
+    std::vector<TcpPeer> peers(2), ends(2);
+    peers[0] = {std::move(theirs), "host0", key, key};
+    ends[1] = {std::move(ours), "host1", key, key};
+    peers[1].where = "host1";
+    auto sender = make_tcp_transport(1, std::move(peers));
+    auto me = make_tcp_transport(0, std::move(ends));
+    const Message body(tcp::kEagerLimit);
+    for (int i = 0; i < 100; ++i) me->send(body.data(), body.size(), 1, 1);  // more than the kernel takes
+    sender->send(body.data(), 8, 0, 1);
+    Message changed(1000);  // the rest of it stays unread
+    REQUIRE(::read(wire.get(), changed.data(), changed.size()) > 0);
+    changed[0] ^= 1;
+    REQUIRE(::write(proxy.get(), changed.data(), changed.size()) == static_cast<ssize_t>(changed.size()));
+    std::string text;
+    std::thread mine([&] {
+      text = loss(*me, 1);
+      me.reset();
+    });
+    Message bytes, more(1 << 16);
+    ssize_t n = 0;
+    while ((n = ::read(proxy.get(), more.data(), more.size())) > 0)
+      bytes.insert(bytes.end(), more.begin(), more.begin() + n);
+    CHECK(n == 0);  // it has not been reset
+    ::shutdown(proxy.get(), SHUT_WR);
+    mine.join();
+    CHECK(text.find("were changed on the way") != std::string::npos);
+    std::thread passing(
+        [&] { CHECK(::write(wire.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size())); });
+    CHECK(loss(*sender, 0).find("bytes from rank 1 at host1 to rank 0 were changed on the way") != std::string::npos);
+    passing.join();
   }
 }
 
@@ -454,6 +493,7 @@ TEST_CASE("tcp: an encrypted message is not accepted twice, nor in another order
     ends[1] = {std::move(ours), "host1", key, key};
     const auto me = make_tcp_transport(0, std::move(ends));
     for (int i = 0; i < 2; ++i) REQUIRE(::write(proxy.get(), bytes.data() + first, kEach) == kEach);
+    ::shutdown(proxy.get(), SHUT_WR);
     CHECK(loss(*me, 1).find("were changed on the way") != std::string::npos);
     Transport::Envelope from;
     CHECK(me->probe(4, from) == (first == 0));  // what came first was right
