@@ -334,6 +334,11 @@ void ProcessPeers::announce(std::span<const int> members, const FdMessage& messa
 
 LocalPeers::Meeting ProcessPeers::meet(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
                                        const Deadline& deadline) {
+  if (::getpid() != self_) {
+    throw NotInitializedError(str("this process was forked from rank ", rank_,
+                                  " of this host; only the original process can make groups; start more ranks with "
+                                  "`samestep run`, mpirun or samestep.multiprocessing.spawn"));
+  }
   std::optional<SharedMemory> memory;
   std::vector<int> absent;
   try {

@@ -155,6 +155,24 @@ TEST_CASE("process peers: a new group lacks a rank whose process has ended") {
   }
 }
 
+TEST_CASE("process peers: a forked process makes no group") {
+  const AllPeers peers = connected_ranks(3);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      peers[0]->meet(kThree, 8, 1, Deadline::after(Seconds(0)));
+    } catch (const NotInitializedError&) {
+      ::_exit(0);
+    } catch (...) {
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  require_that_all_meet(peers, 1);
+}
+
 TEST_CASE("process peers: a rank that has closed its fence is written to no more, and writes itself") {
   const auto [mine, other] = connected_peers();
   if (!mine->has_cma()) return;
