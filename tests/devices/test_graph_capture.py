@@ -83,6 +83,7 @@ def test_all_ranks_capture_an_operation_or_none_does(tmp_path):
 def test_a_rank_that_has_gone_ends_the_group_while_graphs_hold_its_operations(tmp_path):
     first, second = run(tmp_path, "lose_a_peer_while_a_graph_exists")
     assert second.code == 9
+    assert len(first.reports) == 1, first
     (error,) = first.reports
     assert error["kind"] == "PeerLostError", first
     assert "rank 1" in error["text"]
