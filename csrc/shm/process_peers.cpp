@@ -22,10 +22,15 @@
 namespace samestep {
 namespace {
 
-/// With the descriptor of a region or segment, or the text of the error that comes in place of a region. A member of a
-/// group has come to it, or waits no longer.
+/// Between the ranks of a host.
 struct FdMessage {
-  enum class Kind : std::uint64_t { region, segment, refusal, here, gone } kind;
+  enum class Kind : std::uint64_t {
+    region,   // with the descriptor of a group's memory
+    segment,  // with that of a segment of the sender's heap
+    refusal,  // with the text of the error that comes in place of a region
+    here,     // the sender has come to the group
+    gone,     // the sender waits for the group no longer
+  } kind;
   std::uint64_t number;  // of the group or of the segment
 };
 
@@ -110,6 +115,8 @@ class ProcessPeers final : public LocalPeers {
   std::optional<UnixSocket::Packet> receive_now(int peer);
   bool receive_fd(int peer);
   SharedMemory make_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number);
+  SharedMemory send_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                           const Deadline& deadline);
   [[noreturn]] static void throw_lost(int peer);
   [[noreturn]] static void throw_late(int peer, const Deadline& deadline);
   std::optional<Arrival> take_arrival(int peer, std::uint64_t number);
@@ -302,9 +309,7 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
                                                const Deadline& deadline) {
   std::optional<SharedMemory> memory;
   if (const int owner = members.front(); owner == rank_) {
-    memory = make_region(members, nbytes, number);
-    announce(members, {FdMessage::Kind::region, number}, &memory->fd(), deadline);
-    memory->close_fd();
+    memory = send_region(members, nbytes, number, deadline);
   } else {
     // The mutex is free while this thread waits. The owner may itself wait, in another thread, for what a second thread
     // of this rank will share; and the wait may take Python's lock, whose holder may want the mutex.
@@ -317,6 +322,15 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
   }
   const auto kept = std::make_shared<SharedMemory>(std::move(*memory));
   return {kept, kept->data()};
+}
+
+/// Makes the memory of a group, and sends it to the other members.
+SharedMemory ProcessPeers::send_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                                       const Deadline& deadline) {
+  SharedMemory memory = make_region(members, nbytes, number);
+  announce(members, {FdMessage::Kind::region, number}, &memory.fd(), deadline);
+  memory.close_fd();
+  return memory;
 }
 
 void ProcessPeers::announce(std::span<const int> members, const FdMessage& message, const Fd* fd,
@@ -343,9 +357,7 @@ LocalPeers::Meeting ProcessPeers::meet(std::span<const int> members, std::size_t
   std::vector<int> absent;
   try {
     if (members.front() == rank_) {
-      memory = make_region(members, nbytes, number);
-      announce(members, {FdMessage::Kind::region, number}, &memory->fd(), deadline);
-      memory->close_fd();
+      memory = send_region(members, nbytes, number, deadline);
     } else {
       announce(members, {FdMessage::Kind::here, number}, nullptr, deadline);
     }
@@ -383,7 +395,7 @@ std::vector<int> ProcessPeers::gather(std::span<const int> members, std::uint64_
     if (absent.empty() || deadline.passed()) return absent;
     if (!warned && Seconds(Clock::now() - begin).count() > wait_hooks().warn_after_s) {
       warned = true;
-      wait_hooks().warn(str("a new group: rank ", absent.front(), " of this host has not come to it: still waiting"));
+      wait_hooks().warn(str("rank ", absent.front(), " of this host has not joined a new group: still waiting"));
     }
     of(absent.front()).socket.wait_until_readable();
   }

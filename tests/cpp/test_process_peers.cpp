@@ -51,12 +51,13 @@ AllPeers connected_ranks(std::size_t n) {
   return peers;
 }
 
+/// Two of them.
 std::pair<std::shared_ptr<LocalPeers>, std::shared_ptr<LocalPeers>> connected_peers() {
   const AllPeers peers = connected_ranks(2);
   return {peers[0], peers[1]};
 }
 
-/// All of them, who may come in any order.
+/// The members of a group, in the order of their ranks there; the first makes its memory.
 const std::array kThree{2, 0, 1};
 
 void require_that_all_meet(const AllPeers& peers, std::uint64_t number) {

@@ -41,7 +41,7 @@ class Meetings:
 
     def __init__(self) -> None:
         self.store: Any = None  # of torch, for this world alone
-        # The world, and what its ranks have said, if it is that of one host.
+        # Of the world, if all its ranks run on one host: its communicator, and what each rank has said.
         self.node: tuple[_core.Communicator, list[opening.RankFacts]] | None = None
         self._next: dict[str, int] = {}
         self._mutex = threading.Lock()
