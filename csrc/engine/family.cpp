@@ -22,11 +22,7 @@ void Family::leave(const std::exception_ptr& error, const Departure& why) {
   }
   for (const auto& weak : progress_engines) {
     const std::shared_ptr<ProgressEngine> engine = weak.lock();
-    if (engine == nullptr) continue;
-    const std::lock_guard lock(engine->mutex());
-    if (!engine->usable()) continue;
-    engine->progress();  // what the rank that is lost has finished is finished here, too
-    engine->leave(error, why);
+    if (engine != nullptr) engine->leave(error, why);
   }
 }
 

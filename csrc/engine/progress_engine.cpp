@@ -389,6 +389,8 @@ void ProgressEngine::abandon(const std::exception_ptr& error, const std::string&
 void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why) {
   const std::lock_guard lock(mutex_);
   if (!usable()) return;
+  progress();  // what all other ranks have finished is finished here, too
+  if (!usable()) return;
   broken_ = error;
   // Peers may still work on operations that have failed here, whose buffers belong to the caller again: they must not
   // touch them.

@@ -271,6 +271,28 @@ TEST_CASE("node: a rank that has died is named by all others; what it has joined
   });
 }
 
+TEST_CASE("node: what all others have finished ends well on a rank that gives up before it has looked") {
+  NodeWorld world(2, Reach::none);
+  std::latch started(1), finished(1);
+  as_threads(2, [&](int rank) {
+    const auto group = world.join(rank);
+    Floats values = contribution(rank, 3);
+    if (rank == 1) started.wait();
+    const auto work = allreduce(*group, buffer(values), buffer(values), {}, shape(values));
+    if (rank == 0) started.count_down();
+    if (rank == 1) {
+      work->wait(soon());
+      return finished.count_down();
+    }
+    finished.wait();
+    // As where another group of this rank has found that rank 1 has ended since.
+    group->abandon(std::make_exception_ptr(PeerLostError("rank 1 has left")), "rank 1 has left");
+    work->wait(soon());
+    CHECK(values == sum(2, 3));
+    CHECK_THROWS_AS(barrier(*group)->wait(soon()), PeerLostError);
+  });
+}
+
 TEST_CASE("node: of ranks that are found dead together one is named, and the others are counted") {
   NodeWorld world(3, Reach::none);
   std::latch dead(2);
