@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 PREPROCESSOR_HOMES = {"os", "kernels"}
-PYTHON_HOMES = {"bindings", "jax"}
+PYTHON_HOMES = {"arrays", "calls", "bindings", "jax"}
 
 PYTHON = [  # from the bottom; what stands in one row does not know the others in it
     {"_core"},

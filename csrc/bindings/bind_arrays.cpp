@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/array_view.h"
-#include "bindings/device_copies.h"
-#include "bindings/free_threading.h"
-#include "bindings/memory_in_use.h"
+#include "arrays/array_view.h"
+#include "arrays/device_copies.h"
+#include "arrays/free_threading.h"
+#include "calls/memory_in_use.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"

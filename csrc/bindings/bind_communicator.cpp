@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "bindings/pending_work.h"
-#include "bindings/python_errors.h"
+#include "calls/pending_work.h"
+#include "calls/python_errors.h"
 #include "collectives/exchange_communicator.h"
 #include "communicator/communicator.h"
 #include "communicator/self_communicator.h"
 #include "core/error.h"
-#include "core/user_call.h"
 #include "jax/ranks_capsule.h"
 #include "kernels/isa.h"
 #include "os/exit_watchdog.h"
+#include "process/user_call.h"
 
 namespace samestep {
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/device_copies.h"
-#include "bindings/dlpack_export.h"
-#include "bindings/pending_work.h"
+#include "arrays/device_copies.h"
+#include "arrays/dlpack_export.h"
+#include "calls/pending_work.h"
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/array_view.h"
-#include "bindings/device_copies.h"
+#include "arrays/array_view.h"
+#include "arrays/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/divide.h"

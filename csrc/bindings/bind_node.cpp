@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "bindings/numpy_memory.h"
+#include "arrays/numpy_memory.h"
 #include "node/node_communicator.h"
 #include "os/cross_memory.h"
 #include "os/process_watch.h"

@@ -3,7 +3,7 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
+#include "process/user_call.h"
 
 namespace samestep {
 namespace {

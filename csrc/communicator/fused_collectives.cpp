@@ -6,9 +6,9 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 namespace {

@@ -9,10 +9,10 @@
 #include "communicator/tag_matcher.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/progress_source.h"
-#include "core/wait_hooks.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
+#include "process/progress_source.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 namespace {

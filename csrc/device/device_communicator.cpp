@@ -7,11 +7,11 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
 #include "device/refusal.h"
 #include "gpu/capture.h"
+#include "process/user_call.h"
 #include "waiting/await.h"
 
 namespace samestep {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "communicator/communicator.h"
-#include "core/owner_process.h"
-#include "core/progress_source.h"
 #include "device/mixed_calls.h"
 #include "gpu/capture.h"
 #include "nccl/nccl_comm.h"
+#include "process/owner_process.h"
+#include "process/progress_source.h"
 
 namespace samestep {
 

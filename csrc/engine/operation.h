@@ -10,8 +10,8 @@
 #include "communicator/collective_args.h"
 #include "communicator/signature.h"
 #include "communicator/work.h"
-#include "core/user_call.h"
 #include "engine/progress_engine.h"
+#include "process/user_call.h"
 #include "transport/request_set.h"
 
 namespace samestep {

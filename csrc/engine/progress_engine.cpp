@@ -9,10 +9,10 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
 #include "engine/bruck_header_exchange.h"
 #include "engine/linear_header_exchange.h"
 #include "engine/operation.h"
+#include "process/wait_hooks.h"
 #include "transport/tags.h"
 #include "waiting/backoff.h"
 

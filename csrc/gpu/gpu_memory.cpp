@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/wait_hooks.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "communicator/communicator.h"
-#include "core/owner_process.h"
-#include "core/progress_source.h"
-#include "core/user_call.h"
 #include "gpu/gpu_memory.h"
+#include "process/owner_process.h"
+#include "process/progress_source.h"
+#include "process/user_call.h"
 
 namespace samestep {
 

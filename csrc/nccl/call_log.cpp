@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
+#include "process/user_call.h"
 
 namespace samestep {
 

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
+#include "process/wait_hooks.h"
 #include "waiting/await.h"
 
 // How a communicator is made, is used and ends. All that may block in its end is done by the watching thread, for which

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "communicator/communicator.h"
-#include "core/owner_process.h"
-#include "core/progress_source.h"
 #include "gpu/gpu_memory.h"
 #include "nccl/call_log.h"
 #include "nccl/launch_queue.h"
 #include "nccl/nccl_address.h"
 #include "nccl/nccl_library.h"
 #include "nccl/nccl_member.h"
+#include "process/owner_process.h"
+#include "process/progress_source.h"
 
 namespace samestep {
 

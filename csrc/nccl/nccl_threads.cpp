@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
 #include "nccl/nccl_comm.h"
+#include "process/wait_hooks.h"
 #include "waiting/backoff.h"
 
 // How operations begin, and the watching thread.

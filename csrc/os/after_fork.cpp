@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/fork_listener.h"
+#include "process/fork_listener.h"
 
 namespace samestep {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/wait_hooks.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 namespace {

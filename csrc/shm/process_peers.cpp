@@ -12,11 +12,11 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
 #include "os/after_fork.h"
 #include "os/cross_memory.h"
 #include "os/process_watch.h"
 #include "os/unix_socket.h"
+#include "process/wait_hooks.h"
 #include "shm/shared_heap.h"
 
 namespace samestep {

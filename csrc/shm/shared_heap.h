@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/fork_listener.h"
 #include "os/shared_memory.h"
+#include "process/fork_listener.h"
 #include "shm/block_pool.h"
 
 namespace samestep {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "core/progress_source.h"
-#include "core/wait_hooks.h"
+#include "process/progress_source.h"
+#include "process/wait_hooks.h"
 #include "waiting/backoff.h"
 
 namespace samestep {

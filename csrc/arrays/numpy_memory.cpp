@@ -1,4 +1,4 @@
-#include "bindings/numpy_memory.h"
+#include "arrays/numpy_memory.h"
 
 #include <pybind11/numpy.h>
 

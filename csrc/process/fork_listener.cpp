@@ -1,4 +1,4 @@
-#include "core/fork_listener.h"
+#include "process/fork_listener.h"
 
 #include <pthread.h>
 

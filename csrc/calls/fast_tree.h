@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "bindings/array_view.h"
+#include "arrays/array_view.h"
 #include "core/buffer.h"
 
 namespace samestep {

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
-#include "bindings/fast_method.h"
-#include "bindings/fast_views.h"
-#include "bindings/pending_work.h"
+#include "calls/fast_method.h"
+#include "calls/fast_views.h"
+#include "calls/pending_work.h"
 #include "communicator/communicator.h"
 
 namespace samestep {

@@ -1,4 +1,4 @@
-#include "bindings/device_copies.h"
+#include "arrays/device_copies.h"
 
 #include <algorithm>
 #include <array>
@@ -10,12 +10,12 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"
+#include "process/user_call.h"
 #include "waiting/await.h"
 
 namespace samestep {

@@ -1,4 +1,4 @@
-#include "core/wait_hooks.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 

@@ -10,12 +10,12 @@
 #include <string_view>
 #include <utility>
 
-#include "bindings/array_sources.h"
-#include "bindings/fast_method.h"
-#include "bindings/fast_views.h"
-#include "bindings/free_threading.h"
-#include "bindings/pending_work.h"
-#include "bindings/python_errors.h"
+#include "arrays/array_sources.h"
+#include "arrays/free_threading.h"
+#include "calls/fast_method.h"
+#include "calls/fast_views.h"
+#include "calls/pending_work.h"
+#include "calls/python_errors.h"
 #include "communicator/communicator.h"
 
 namespace samestep {

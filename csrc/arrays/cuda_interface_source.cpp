@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "bindings/array_sources.h"
-#include "bindings/device_copies.h"
+#include "arrays/array_sources.h"
+#include "arrays/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
 

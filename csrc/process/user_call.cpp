@@ -1,4 +1,4 @@
-#include "core/user_call.h"
+#include "process/user_call.h"
 
 #include <utility>
 

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
-#include "bindings/array_sources.h"
-#include "bindings/dlpack.h"
-#include "bindings/free_threading.h"
+#include "arrays/array_sources.h"
+#include "arrays/dlpack.h"
+#include "arrays/free_threading.h"
 #include "core/error.h"
 #include "core/format.h"
 

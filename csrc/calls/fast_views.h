@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "bindings/array_view.h"
-#include "bindings/memory_in_use.h"
+#include "arrays/array_view.h"
+#include "calls/memory_in_use.h"
 
 namespace samestep {
 

@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
-#include "bindings/array_view.h"
-#include "bindings/free_threading.h"
-#include "bindings/memory_in_use.h"
+#include "arrays/array_view.h"
+#include "arrays/free_threading.h"
+#include "calls/memory_in_use.h"
 #include "communicator/communicator.h"
 
 namespace samestep {

@@ -1,15 +1,15 @@
-#include "bindings/pending_work.h"
+#include "calls/pending_work.h"
 
 #include <algorithm>
 #include <optional>
 #include <span>
 
-#include "bindings/array_sources.h"
+#include "arrays/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
+#include "process/user_call.h"
 
 namespace samestep {
 

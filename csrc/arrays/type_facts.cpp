@@ -1,8 +1,8 @@
 #include <array>
 #include <mutex>
 
-#include "bindings/array_sources.h"
-#include "bindings/free_threading.h"
+#include "arrays/array_sources.h"
+#include "arrays/free_threading.h"
 
 namespace samestep::sources {
 

@@ -1,7 +1,7 @@
 // Methods of Python classes with a fast path in C. `FastGroup` is a base class that keeps what these calls need in its
 // C struct; `fast_method` is a decorator whose result is what the class has, a subclass overrides and a mock replaces.
 
-#include "bindings/fast_method.h"
+#include "calls/fast_method.h"
 
 #include <pybind11/critical_section.h>
 #include <pybind11/pybind11.h>
@@ -12,8 +12,8 @@
 #include <new>
 #include <type_traits>
 
-#include "bindings/free_threading.h"
-#include "bindings/python_errors.h"
+#include "arrays/free_threading.h"
+#include "calls/python_errors.h"
 
 namespace samestep {
 

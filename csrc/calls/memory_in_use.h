@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-#include "bindings/array_view.h"
+#include "arrays/array_view.h"
 
 namespace samestep {
 

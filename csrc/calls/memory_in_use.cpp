@@ -1,4 +1,4 @@
-#include "bindings/memory_in_use.h"
+#include "calls/memory_in_use.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <numeric>
 #include <utility>
 
-#include "bindings/pending_work.h"
+#include "calls/pending_work.h"
 #include "core/buffer.h"
 #include "core/error.h"
 #include "core/format.h"

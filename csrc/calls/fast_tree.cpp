@@ -1,4 +1,4 @@
-#include "bindings/fast_tree.h"
+#include "calls/fast_tree.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,10 +6,10 @@
 #include <string_view>
 #include <utility>
 
-#include "bindings/array_sources.h"
-#include "bindings/device_copies.h"
-#include "bindings/fast_views.h"
-#include "bindings/free_threading.h"
+#include "arrays/array_sources.h"
+#include "arrays/device_copies.h"
+#include "arrays/free_threading.h"
+#include "calls/fast_views.h"
 #include "collectives/recursive_run.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"

@@ -1,12 +1,12 @@
-#include "bindings/array_view.h"
+#include "arrays/array_view.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <utility>
 
-#include "bindings/array_sources.h"
-#include "bindings/free_threading.h"
+#include "arrays/array_sources.h"
+#include "arrays/free_threading.h"
 #include "core/error.h"
 #include "core/format.h"
 

@@ -12,14 +12,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bindings/pending_work.h"
-#include "bindings/python_errors.h"
+#include "calls/pending_work.h"
+#include "calls/python_errors.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/user_call.h"
 #include "jax/xla_ffi.h"
 #include "kernels/hash128.h"
+#include "process/user_call.h"
 
 namespace samestep {
 

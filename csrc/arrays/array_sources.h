@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "bindings/array_view.h"
-#include "bindings/dlpack.h"
+#include "arrays/array_view.h"
+#include "arrays/dlpack.h"
 
 /// The sources that `view_of` tries, one for each array protocol, and what they share. All need the GIL.
 namespace samestep::sources {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "bindings/array_sources.h"
+#include "arrays/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
 

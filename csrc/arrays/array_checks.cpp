@@ -6,7 +6,7 @@
 #include <limits>
 #include <span>
 
-#include "bindings/array_sources.h"
+#include "arrays/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
 

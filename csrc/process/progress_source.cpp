@@ -1,4 +1,4 @@
-#include "core/progress_source.h"
+#include "process/progress_source.h"
 
 #include <mutex>
 #include <vector>

@@ -6,7 +6,7 @@
 #include <bit>
 #include <string>
 
-#include "bindings/array_sources.h"
+#include "arrays/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
 

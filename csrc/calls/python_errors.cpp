@@ -1,3 +1,5 @@
+#include "calls/python_errors.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -6,10 +8,9 @@
 #include <string_view>
 #include <thread>
 
-#include "bindings/python_errors.h"
 #include "core/deadline.h"
 #include "core/error.h"
-#include "core/wait_hooks.h"
+#include "process/wait_hooks.h"
 
 namespace samestep {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "bindings/array_view.h"
+#include "arrays/array_view.h"
 #include "communicator/communicator.h"
 #include "core/deadline.h"
 #include "core/reduce_op.h"

@@ -1,9 +1,9 @@
-#include "bindings/dlpack_export.h"
+#include "arrays/dlpack_export.h"
 
 #include <memory>
 #include <vector>
 
-#include "bindings/array_sources.h"
+#include "arrays/array_sources.h"
 
 namespace samestep {
 
