@@ -123,7 +123,7 @@ def serve(number):
     import fake_arrays  # noqa: F401 - here and not in each process
     import numpy as np  # noqa: F401
     import samestep.launch.run
-    import samestep.world.bootstrap_native  # noqa: F401
+    import samestep.world.native_world  # noqa: F401
 
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)

@@ -23,7 +23,7 @@ auto call_python(const char* module, const char* function, Take take) {
 }  // namespace
 
 std::unique_ptr<DeviceRanks> open_device_ranks() {
-  return call_python("samestep.jax.bootstrap", "open_ranks", [](const py::tuple& opened) {
+  return call_python("samestep.jax.meeting", "open_ranks", [](const py::tuple& opened) {
     const void* const held = PyCapsule_GetPointer(py::object(opened[0]).ptr(), RanksCapsule::kName);
     if (held == nullptr) throw py::error_already_set();
     return std::make_unique<DeviceRanks>(*static_cast<const RanksCapsule*>(held), Seconds(py::float_(opened[1])));

@@ -7,7 +7,7 @@
 
 namespace samestep {
 
-/// Has Python bring the devices of the JAX program together (`samestep.jax.bootstrap`). Collective over its processes.
+/// Has Python bring the devices of the JAX program together (`samestep.jax.meeting`). Collective over its processes.
 /// Throws UnavailableError with the text of Python's error.
 std::unique_ptr<DeviceRanks> open_device_ranks();
 

@@ -152,12 +152,12 @@ def fuzz_launcher(draw: Drawer, n: int) -> None:
     ranks = Ranks(loop, server, "token", 1, screen)
 
     def come() -> None:
-        from samestep.launch import bootstrap, frames
+        from samestep.launch import find_launcher, frames
 
         for _ in range(n):
             _send(place, draw.hello(handshake.AGENT) if draw.random.random() < 0.5 else draw.packet())
         with socket.create_connection(place, timeout=_PATIENCE_S) as link:
-            channel = bootstrap._greet(link, "token")
+            channel = find_launcher._greet(link, "token")
             link.sendall(channel.seal(frames.HELLO, {"host": "h", "rank": 0, "size": 1}))
             link.recv(1)
 

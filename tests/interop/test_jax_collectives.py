@@ -157,11 +157,11 @@ def test_psum_scatter_over_24_devices_asynchronously(n_processes):
 )
 def test_xla_gets_threads_for_all_devices_unless_told_otherwise(n_devices, given, expected, monkeypatch):
     pytest.importorskip("jax")
-    from samestep.jax import bootstrap
+    from samestep.jax import meeting
 
     environment = dict(given)
     monkeypatch.setattr(os, "environ", environment)
-    bootstrap._size_xla_thread_pool(n_devices)
+    meeting._size_xla_thread_pool(n_devices)
     assert environment.get("PJRT_NPROC") == (expected and str(expected))
 
 

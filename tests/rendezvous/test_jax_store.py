@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import samestep as ss
-from samestep.jax import bootstrap
+from samestep.jax import meeting
 from samestep.rendezvous import TCPStore, same_user
 
 COORDINATOR = "127.0.0.1:1234"
@@ -26,7 +26,7 @@ class Jax:
 
 
 def opened(jax, process):
-    return bootstrap._open_store(jax, process, COORDINATOR, 10.0)
+    return meeting._open_store(jax, process, COORDINATOR, 10.0)
 
 
 @pytest.fixture(params=[None, "of the user"])

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 from samestep.errors import TimeoutError
-from samestep.world import bootstrap_mpi
+from samestep.world import mpi_world
 
-ENDPOINT = bootstrap_mpi._Endpoint("10.0.0.7", 41021, 41022)
+ENDPOINT = mpi_world._Endpoint("10.0.0.7", 41021, 41022)
 
 
 class Attempts:
@@ -40,17 +40,17 @@ class Attempts:
     ],
 )
 def test_whether_a_rank_can_be_asked(monkeypatch, listening, reserved, reaches):
-    monkeypatch.setattr(bootstrap_mpi, "_REACH_S", 0.05)
-    monkeypatch.setattr(bootstrap_mpi, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(mpi_world, "_REACH_S", 0.05)
+    monkeypatch.setattr(mpi_world, "_PAUSE_S", 0.0)
     attempts = Attempts(listening, reserved)
     monkeypatch.setattr(socket, "create_connection", attempts)
-    assert bootstrap_mpi._reaches(ENDPOINT) is reaches
+    assert mpi_world._reaches(ENDPOINT) is reaches
 
 
 @pytest.mark.parametrize(("endpoint", "at"), [(ENDPOINT, " at 10.0.0.7:41021"), (None, "")])
 def test_who_reaches_nobody_says_so(caplog, endpoint, at):
     with caplog.at_level(logging.WARNING, logger="samestep"):
-        bootstrap_mpi._tell_unreached(0, 1, ["a/1", "b/2"], endpoint)
+        mpi_world._tell_unreached(0, 1, ["a/1", "b/2"], endpoint)
     expected = f"rank 0 cannot reach rank 1 (b){at} over TCP: ranks that die are found at the deadline"
     assert [record.message for record in caplog.records] == [expected]
 
@@ -82,7 +82,7 @@ class Names:
 
 
 def missing(mpi, come=(), rank=0):
-    call = bootstrap_mpi.PresenceRecord(mpi, rank=rank, size=4)
+    call = mpi_world.PresenceRecord(mpi, rank=rank, size=4)
     if mpi.names is not None:
         mpi.names.update(call._name(other) for other in come)
     with call:
@@ -106,14 +106,14 @@ def test_who_has_not_come_is_named_in_the_error(monkeypatch, absent):
         library = None
 
         def presence_record(self):
-            call = bootstrap_mpi.PresenceRecord(None, rank=0, size=3)
+            call = mpi_world.PresenceRecord(None, rank=0, size=3)
             call._missing = absent
             return call
 
     def late(*_):
         raise TimeoutError("not all came")
 
-    monkeypatch.setattr(bootstrap_mpi._core, "open_mpi_world", late)
+    monkeypatch.setattr(mpi_world._core, "open_mpi_world", late)
     with pytest.raises(TimeoutError) as caught:
-        bootstrap_mpi.open_world(Loaded(), oversubscribed=False, timeout=1)
+        mpi_world.open_world(Loaded(), oversubscribed=False, timeout=1)
     assert str(caught.value) == ("not all came: ranks 1-2 did not" if absent else "not all came")

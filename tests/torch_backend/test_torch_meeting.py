@@ -12,7 +12,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from samestep.rendezvous import local_links, torch_store  # noqa: E402
 from samestep.rendezvous.store import RESERVED  # noqa: E402
-from samestep.torch import bootstrap  # noqa: E402
+from samestep.torch import meetings  # noqa: E402
 
 PATIENCE_S = 60.0
 KINDS = pytest.mark.parametrize("kind", ["world", "in a world of samestep", "in another world"])
@@ -23,7 +23,7 @@ class Ranks:
 
     def __init__(self, size, kind):
         self.store, self.size, self.kind = dist.HashStore(), size, kind
-        self.worlds = [bootstrap.Meetings() for _ in range(size)]
+        self.worlds = [meetings.Meetings() for _ in range(size)]
         for world in self.worlds:
             world.store = dist.PrefixStore("world", self.store)
 
@@ -52,8 +52,8 @@ class Rank(threading.Thread):
                 timeout=datetime.timedelta(seconds=self.timeout),
                 global_ranks_in_group=[] if of.kind == "world" else [3 * r for r in range(of.size)],
             )
-            meetings = of.worlds[rank] if of.kind == "in a world of samestep" else None
-            _, self.heard = bootstrap.gather(options, "g", b"\x00\xff%d" % rank, meetings)
+            ours = of.worlds[rank] if of.kind == "in a world of samestep" else None
+            _, self.heard = meetings.gather(options, "g", b"\x00\xff%d" % rank, ours)
         except ss.Error as error:
             self.heard = error
 
@@ -143,7 +143,7 @@ def test_what_is_no_fact_is_refused(kind, place):
     where = dist.PrefixStore(f"{place}group of ranks [0, 3], meeting 0", ranks.store)
     where.set(f"{RESERVED}/rank 1", b"[1]")
     with pytest.raises(ss.MismatchError, match="the message of rank 1"):
-        bootstrap.open_group(
+        meetings.open_group(
             options_of(ranks.store, size=2, members=[0, 3]), "g", ranks.worlds[0] if place else None
         )
 
@@ -153,6 +153,6 @@ def test_a_rank_alone_opens_no_socket(monkeypatch):
         raise ss.UnavailableError("no sockets here")
 
     monkeypatch.setattr(local_links, "_new_socket", refuse)
-    group = bootstrap.open_group(options_of(dist.HashStore(), size=1, members=[]), "alone", None)
+    group = meetings.open_group(options_of(dist.HashStore(), size=1, members=[]), "alone", None)
     assert group.size == 1
     group.close()

@@ -4,19 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 import samestep as ss
-from samestep.world import bootstrap_native, transports
+from samestep.world import native_world, transports
 
 WANTED = [{"SAMESTEP_ENCRYPT": "1"}] * 2
 
 
 def test_keys_need_a_secret_that_only_the_job_knows(monkeypatch):
     monkeypatch.delenv("SAMESTEP_SECRET", raising=False)
-    told = bootstrap_native.hindrance_of_encryption(SimpleNamespace(rank=3, private=False))
+    told = native_world.hindrance_of_encryption(SimpleNamespace(rank=3, private=False))
     assert "rank 3 has no secret" in told
     assert "set SAMESTEP_SECRET" in told
-    assert bootstrap_native.hindrance_of_encryption(SimpleNamespace(rank=3, private=True)) == ""
+    assert native_world.hindrance_of_encryption(SimpleNamespace(rank=3, private=True)) == ""
     monkeypatch.setenv("SAMESTEP_SECRET", "a secret")
-    assert bootstrap_native.hindrance_of_encryption(SimpleNamespace(rank=3, private=False)) == ""
+    assert native_world.hindrance_of_encryption(SimpleNamespace(rank=3, private=False)) == ""
 
 
 @pytest.mark.parametrize("backends", [["mpi", "mpi"], ["nccl", "mpi"], ["nccl", "native"]])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from samestep.launch import arguments, network, run
-from samestep.launch.bootstrap import BOOTSTRAP, rank_and_size
+from samestep.launch.find_launcher import BOOTSTRAP, rank_and_size
 from samestep.launch.programs import programs
 
 

@@ -18,7 +18,7 @@ from samestep._util import handshake, strangers
 from samestep._util.frames import Channel
 from samestep._util.network_identity import network_identity
 from samestep.group import printing
-from samestep.launch import agent, bootstrap, frames, network
+from samestep.launch import agent, find_launcher, frames, network
 from samestep.launch import output as output_module
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
@@ -306,7 +306,7 @@ def agent_of(loop, server, token, **hello):
 
     def greet():
         with contextlib.suppress(PermissionError):
-            channel = bootstrap._greet(link, token)
+            channel = find_launcher._greet(link, token)
             link.sendall(channel.seal(frames.HELLO, {"host": "elsewhere", **hello}))
 
     thread = threading.Thread(target=greet)
@@ -384,14 +384,14 @@ def test_another_world_than_asked_for_is_a_problem(hello, screen):
 
 def test_an_agent_waits_for_a_launcher_that_was_stopped(monkeypatch):
     """Its kernel takes the connection; the answer comes when it goes on."""
-    monkeypatch.setattr(bootstrap, "_CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(find_launcher, "_CONNECT_TIMEOUT_S", 0.05)
     server, _ = network.listen(everywhere=False)
     port = server.getsockname()[1]
     where = {"host": socket.gethostname(), "network": network_identity(), "addresses": [], "port": port}
     where["token"] = "known"
     with contextlib.closing(server):
         agents: list[object] = []
-        thread = threading.Thread(target=lambda: agents.append(bootstrap.connect(where)))
+        thread = threading.Thread(target=lambda: agents.append(find_launcher.connect(where)))
         thread.start()
         thread.join(0.5)  # ten times as long as a connection may take
         link, _ = server.accept()

@@ -16,7 +16,7 @@ from samestep.group import json_exchange
 from samestep.rendezvous import interfaces
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.world import bootstrap_mpi, bootstrap_native, opening
+from samestep.world import mpi_world, native_world, opening
 from samestep.world.making import CLASSES
 
 _CARRIED = {("mpi", "native"), ("native", "mpi")}  # world's backend, group's
@@ -97,7 +97,7 @@ def _without_mpi(between: _core.Communicator, where: list[str], timeout: float) 
         store = TCPStore(host, port, timeout=timeout, secret=bytes.fromhex(table[0][2]))
     rendezvous = join(store, between.rank, between.size, timeout, owned=True)
     try:
-        return bootstrap_native.communicator_over(rendezvous, timeout, name)[0]
+        return native_world.communicator_over(rendezvous, timeout, name)[0]
     finally:
         rendezvous.close()
 
@@ -123,7 +123,7 @@ def _why_not_mpi(world: Backend) -> str:
         problem = "no launcher of MPI started it"
     else:
         try:
-            loaded = bootstrap_mpi.load()
+            loaded = mpi_world.load()
         except Error as error:
             problem = str(error)
     rank_and_size = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
@@ -140,7 +140,7 @@ def _why_not_mpi(world: Backend) -> str:
     if world.size == 1:
         comm = _core.make_self_communicator("world of MPI")
     else:
-        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=world.timeout)
+        comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=world.timeout)
     _mpi_worlds[world] = _MpiWorld(comm, ranks)
     internal.at_end(world, functools.partial(_leave, comm))
     return ""

@@ -30,7 +30,7 @@ from samestep import _settings
 from samestep._util import cpus, silence
 from samestep._util.frames import Channel
 from samestep.launch import frames, processes
-from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, read_bootstrap
+from samestep.launch.find_launcher import BOOTSTRAP, connect, rank_and_size, read_bootstrap
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 

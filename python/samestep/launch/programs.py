@@ -19,8 +19,8 @@ from samestep import _settings
 from samestep._util import launchers, start
 from samestep.launch import mpirun, network, processes
 from samestep.launch.arguments import Options
-from samestep.launch.bootstrap import BOOTSTRAP, FROM_STDIN
 from samestep.launch.causes import ProcessExit
+from samestep.launch.find_launcher import BOOTSTRAP, FROM_STDIN
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output

@@ -18,7 +18,7 @@ from samestep._util.unknown_settings import warn_unknown
 from samestep.errors import InvalidArgumentError
 from samestep.launch import processes
 from samestep.launch.arguments import RESTARTED, Options, parse
-from samestep.launch.bootstrap import BOOTSTRAP
+from samestep.launch.find_launcher import BOOTSTRAP
 from samestep.launch.job_secret import job_secret
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import loopback_is_up, may_leave_host

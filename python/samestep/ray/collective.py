@@ -30,7 +30,7 @@ from samestep.backend import Backend, NativeBackend
 from samestep.errors import InvalidArgumentError, TimeoutError
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.world import bootstrap_native, lifecycle
+from samestep.world import lifecycle, native_world
 
 NAME = "SAMESTEP"
 _POLL_S = 0.05
@@ -153,7 +153,7 @@ def _open(size: int, rank: int, name: str) -> Backend:
         store = TCPStore(host, port, timeout=timeout, secret=secret.encode())
     try:
         rendezvous = join(store, rank, size, timeout)
-        opened = bootstrap_native.group_over(rendezvous, timeout, name)
+        opened = native_world.group_over(rendezvous, timeout, name)
     finally:
         if rank == 0:
             internal_kv._internal_kv_del(key)

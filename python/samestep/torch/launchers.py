@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from samestep._util import launchers, mpi_library
 from samestep.errors import UnavailableError
-from samestep.world import bootstrap_mpi
+from samestep.world import mpi_world
 from samestep.world.choice import check_claims, check_launch, gather
 
 
@@ -46,7 +46,7 @@ def rendezvous_handler(
     elif launchers.can_meet(started_by) and not mpi_library.load().path:
         store, rank, size = _by_launcher(url, timeout)
     else:
-        loaded = bootstrap_mpi.load()
+        loaded = mpi_world.load()
         started = gather(probe_mpi=False, cuda=False, hip=False)
         check_launch(started, loaded.size, loaded.description)
         from mpi4py import MPI
@@ -62,9 +62,9 @@ def rendezvous_handler(
 
 def _by_launcher(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
     """Where no MPI library loads."""
-    from samestep.world import bootstrap_native
+    from samestep.world import native_world
 
-    meeting = bootstrap_native.meet_by_launcher(launchers.launcher(), timeout.total_seconds())
+    meeting = native_world.meet_by_launcher(launchers.launcher(), timeout.total_seconds())
     try:
         gather = functools.partial(meeting.allgather_json, layout=str)
         return _at_rank_0(url, timeout, meeting.rank, meeting.size, gather)

@@ -15,9 +15,9 @@ from samestep import _core, internal
 from samestep.errors import InvalidArgumentError
 from samestep.step.state_hash import Verifier, verify_interval
 from samestep.torch import verbs
-from samestep.torch.bootstrap import Meetings, open_group
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
+from samestep.torch.meetings import Meetings, open_group
 from samestep.torch.shutdown import GroupShutdown
 
 _installed: list[Any] = []

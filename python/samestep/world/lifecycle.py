@@ -206,10 +206,10 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
         if choice.host == "mpi":
             comm, proved = _open_mpi(known, arguments, timeout), True
         else:
-            from samestep.world import bootstrap_native
+            from samestep.world import native_world
 
             how = {name: arguments[name] for name in ("rank", "world_size")}
-            comm, proved = bootstrap_native.open_world(
+            comm, proved = native_world.open_world(
                 arguments["init_method"], **how, timeout=timeout, met=met, alone=alone
             )
         return world_over(comm, requested, choice.host, known, arguments, timeout, proved)
@@ -251,7 +251,7 @@ def _seconds(what: str, given: float | None, variable: str, default: float) -> f
 
 
 def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.Communicator:
-    from samestep.world import bootstrap_mpi
+    from samestep.world import mpi_world
 
     method = arguments["init_method"]
     if method is not None and not method.startswith("mpi://"):
@@ -263,13 +263,13 @@ def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.
             f"initialize: MPIBackend cannot be used: {known.launcher_text} has started this process without MPI, "
             "inside a rank of an MPI job; use NativeBackend, or start with `samestep run --mpi`"
         )
-    loaded = bootstrap_mpi.load()
+    loaded = mpi_world.load()
     check_launch(known, loaded.size, loaded.description)
     check_claims("initialize", "the launcher", [("world_size", arguments["world_size"], loaded.size)])
     if loaded.size == 1:
         comm = _core.make_self_communicator("world")
     else:
-        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=timeout)
+        comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=timeout)
     check_claims("initialize", "the launcher", [("rank", arguments["rank"], comm.rank)])
     return comm
 

@@ -225,7 +225,7 @@ def regroup(
       PeerLostError: this rank has been given up.
       UnavailableError: the launcher has ended, or cannot be reached.
     """
-    from samestep.world import bootstrap_native
+    from samestep.world import native_world
 
     kind = world.kind
     reason = f"epoch {goes_on.record.epoch} of the group has ended"
@@ -236,7 +236,7 @@ def regroup(
     known = gathered(arguments)
 
     def opened(met: Rendezvous) -> Backend:
-        comm, proved = bootstrap_native.communicator_over(met, met.seconds)
+        comm, proved = native_world.communicator_over(met, met.seconds)
         return world_over(comm, kind, "native", known, arguments, world.timeout, proved)
 
     def meet() -> Rendezvous:

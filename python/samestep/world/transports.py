@@ -231,9 +231,9 @@ def select_transport(
     if len(set(hosts)) > 1:
         comm.configure(hosts=[host.partition("/")[0] for host in hosts])
     if backend == "mpi" and transport != "shm":  # which watches the processes of its host itself
-        from samestep.world import bootstrap_mpi
+        from samestep.world import mpi_world
 
-        bootstrap_mpi.begin(comm, hosts, timeout)
+        mpi_world.begin(comm, hosts, timeout)
     if transport == "flat":
         return comm, None
     if transport == "shm":

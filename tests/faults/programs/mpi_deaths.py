@@ -40,9 +40,9 @@ def lose_rank_1_without_watching(source):
 
 def lose_rank_1_behind_a_full_queue(backlog, n_strangers):
     """Connections of others fill the queue of rank 1, which computes for a while and then dies."""
-    from samestep.world import bootstrap_mpi
+    from samestep.world import mpi_world
 
-    bootstrap_mpi._BACKLOG = backlog
+    mpi_world._BACKLOG = backlog
     watch, addresses = _core.watch_ranks, []
 
     def watch_ranks(comm, listener, reserved, table):

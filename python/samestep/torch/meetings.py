@@ -21,11 +21,11 @@ from samestep.rendezvous.rendezvous import Deadline, Rendezvous, facts_of, join,
 from samestep.rendezvous.store import RESERVED, PrefixStore
 from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
-    bootstrap_mpi,
-    bootstrap_native,
     children,
     crash_report,
     lifecycle,
+    mpi_world,
+    native_world,
     opening,
     transports,
 )
@@ -193,7 +193,7 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
                 [text[nbytes:] for text in said], [*opening.FACTS, bool], rendezvous, _known_facts
             )
             table = [opening.RankFacts(*row[:-1]) for row in rows]
-            introduced = bootstrap_native.Introduced(
+            introduced = native_world.Introduced(
                 [facts.host for facts in table],
                 [facts.asked for facts in table],
                 listener,
@@ -204,7 +204,7 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
                 kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
             else:
                 kind = NativeBackend
-                comm, proved = bootstrap_native.communicator_over(rendezvous, timeout, name, introduced)
+                comm, proved = native_world.communicator_over(rendezvous, timeout, name, introduced)
         opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
         opened.comm.configure(torch_names=True)
         crash_report.install()
@@ -253,5 +253,5 @@ def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) 
 def _mpi_communicator(global_ranks: list[int], size: int, timeout: float, name: str) -> _core.Communicator:
     global _mpi  # noqa: PLW0603
     if _mpi is None:
-        _mpi = bootstrap_mpi.open_world(bootstrap_mpi.load(), oversubscribed=True, timeout=timeout)
+        _mpi = mpi_world.open_world(mpi_world.load(), oversubscribed=True, timeout=timeout)
     return _mpi.group(global_ranks or list(range(size)), timeout, name)

@@ -22,7 +22,7 @@ from samestep.group import trust
 from samestep.rendezvous import same_user
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.world import bootstrap_native, lifecycle
+from samestep.world import lifecycle, native_world
 
 _PREFIX = "samestep"
 _READABLE = (
@@ -67,7 +67,7 @@ def open_ranks() -> tuple[Any, float]:
         with_all = join(
             own or TCPStore(*place, timeout=timeout, secret=secret), rank, sum(counts), timeout, owned=True
         )
-        group = bootstrap_native.group_over(with_all, timeout, "jax")
+        group = native_world.group_over(with_all, timeout, "jax")
         _kept.extend((with_all, group.bootstrap_comm))
         return group.comm
 
