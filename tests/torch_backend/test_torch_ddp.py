@@ -129,6 +129,7 @@ CASES = {
     ),
     "no_sync": (models.Sometimes, accumulating, {}),
     "join": (models.Sometimes, unevenly, {}),
+    "join, unused": (models.Sometimes, unevenly, {"find_unused_parameters": True}),
     "join, active": (models.Sometimes, unevenly_by_the_active, {}),
     "checkpoints": (models.Sometimes, twice_through, {"static_graph": True}),
 }

@@ -52,6 +52,61 @@ def test_all_reduce(world, count, dtype):
     equal(x, sum(of_rank(r, count, kind) for r in everyone(world)))
 
 
+@pytest.mark.parametrize("shape", [(1,), (5,), (1, 2), (3, 2), ()])
+def test_groups_take_a_tensor_in_place_of_a_list(world, shape):
+    """As the groups of torch do: with a root, an operator and a timeout in place of the object of options."""
+    group, op, last = world.group.WORLD, world.ReduceOp, world.get_world_size() - 1
+    is_root, minute = world.get_rank() == last, datetime.timedelta(minutes=1)
+
+    def given(rank=None):
+        count = torch.Size(shape).numel()
+        return of_rank(world.get_rank() if rank is None else rank, count).reshape(shape)
+
+    parts = [given(r) for r in everyone(world)]
+    reductions = {
+        op.SUM: sum(parts),
+        op.MAX: functools.reduce(torch.maximum, parts),
+        op.MIN: functools.reduce(torch.minimum, parts),
+    }
+    for operator, want in reductions.items():
+        calls = [
+            lambda x, o=operator: group.allreduce(x, o),
+            lambda x, o=operator: group.allreduce(x, op=o),
+            lambda x, o=operator: group.allreduce([x], o, minute),
+            lambda x, o=operator: group.allreduce(tensor=x, timeout=minute, op=o),
+        ]
+        for call in calls:
+            x = given()
+            call(x).wait()
+            equal(x, want)
+        for call in (
+            lambda x, o=operator: group.reduce(x, last, o),
+            lambda x, o=operator: group.reduce(x, root=last, op=o),
+        ):
+            x = given()
+            call(x).wait()
+            equal(x, want if is_root else given())
+        out = torch.empty(shape)
+        group.reduce_scatter(out, [given() for _ in parts], operator).wait()
+        equal(out, want)
+    for call in (lambda x: group.broadcast(x, last), lambda x: group.broadcast(tensor=x, root=last)):
+        x = given()
+        call(x).wait()
+        equal(x, given(last))
+    gathered = [torch.empty(shape) for _ in parts]
+    group.allgather(gathered, given()).wait()
+    assert all(map(torch.equal, gathered, parts))
+    gathered = [torch.empty(shape) for _ in parts]
+    group.gather(gathered if is_root else [], given(), last).wait()
+    assert not is_root or all(map(torch.equal, gathered, parts))
+    out = torch.empty(shape)
+    group.scatter(out, parts if is_root else [], last).wait()
+    equal(out, given())
+    group.barrier(minute).wait()
+    with pytest.raises(TypeError, match="no argument 'rank'"):
+        group.broadcast(given(), rank=last)
+
+
 @pytest.mark.parametrize("count", [4, 300_000])
 def test_all_reduce_coalesced_of_tensors_that_share_memory(world, count):
     """Each is the sum of what all ranks passed, as with gloo: no element is added twice."""

@@ -22,7 +22,7 @@ from samestep.errors import (
     TimeoutError,
 )
 from samestep.reduce_ops import SUM
-from samestep.torch import tensors
+from samestep.torch import forms, tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
@@ -32,7 +32,6 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
 _UNSET = timedelta(0)
 _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
-_OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _TAKES_NONE = hasattr(dist.AllreduceOptions, "asyncOp")
@@ -53,12 +52,15 @@ _NAMES_OF_GROUPS = {
 _MOST_TEXT = 160  # of a refusal, in the errors of the other ranks
 
 
-def _verb(method: _Method, listed: int | None = None, *, collective: bool = True) -> _Method:
+def _verb(
+    method: _Method, listed: int | None = None, *, collective: bool = True, form: forms.Form | None = None
+) -> _Method:
     """Decorate an operation: hide it from autograd and modes, raise torch's errors, too, and record it in profiles.
 
     Args:
       listed: the number of the argument that lists tensors, if each of them is an operation of the core.
       collective: if this rank cannot begin it, the others are told.
+      form: of its arguments, if torch takes these in another one, too.
     """
     # Scripts search profiles for the second word, as in `gloo:all_reduce`.
     name = re.sub("all(reduce|gather)", r"all_\1", method.__name__.lstrip("_")).replace(
@@ -71,6 +73,8 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if _compiling():
             return torch.compiler.disable(call)(self, *args, **options)
+        if form is not None and not form.is_plain(args, options):
+            args, options = tuple(form.plain(args, options)), {}
         # Until there is one, the error of a first tensor on a device finds it, at no cost for other calls.
         if self._devices.made:
             half = self._devices.half_of(args)
@@ -118,12 +122,13 @@ class Verbs:
 
     # ---- reductions
 
-    def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work | None:
+    def allreduce(self, *args: Any, **named: Any) -> Work | None:
         if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
-            return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
-        if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
-            operator, opts = opts, dist.AllreduceOptions()
-            opts.reduceOp = operator
+            return torch.compiler.disable(Verbs.allreduce)(self, *args, **named)  # type: ignore[no-any-return]
+        # Not `is_plain`, which takes three times as long.
+        if named or len(args) != 2 or type(args[0]) is not list or type(args[1]) is not dist.AllreduceOptions:
+            args = tuple(forms.ALLREDUCE.plain(args, named))
+        tensors_, opts = args
         is_one = len(tensors_) == 1 and opts is not None
         short = self._all_reduce_one(tensors_, opts) if is_one else NotImplemented
         return self._all_reduce(tensors_, opts) if short is NotImplemented else short
@@ -177,7 +182,7 @@ class Verbs:
             else half.allreduce_coalesced(tensors_, opts)
         )
 
-    @_verb_on_lists
+    @functools.partial(_verb, listed=0, form=forms.REDUCE)
     def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
         root = _root(opts)
@@ -185,7 +190,7 @@ class Verbs:
         parts = [self._comm.reduce(run, None, code, factor, root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
-    @_verb_on_lists
+    @functools.partial(_verb, listed=0, form=forms.REDUCE_SCATTER)
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
         parts: list[_core.Work] = []
@@ -233,7 +238,7 @@ class Verbs:
 
     # ---- one to all, all to one
 
-    @_verb_on_lists
+    @functools.partial(_verb, listed=0, form=forms.BROADCAST)
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
         root = _root(opts)
         if len(tensors_) > 1:
@@ -242,7 +247,7 @@ class Verbs:
         parts = [self._comm.bcast(tensors.memory(run), root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
-    @_verb
+    @functools.partial(_verb, form=forms.GATHER)
     def gather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
         root, (input,) = _root(opts), inputs
         if self._comm.rank != root:
@@ -264,7 +269,7 @@ class Verbs:
 
     gather_into_tensor = gather_single
 
-    @_verb
+    @functools.partial(_verb, form=forms.SCATTER)
     def scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
         root, (output,) = _root(opts), outputs
         everything = None
@@ -278,9 +283,12 @@ class Verbs:
 
     # ---- all to all
 
-    def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work | None:
+    def allgather(self, *args: Any, **named: Any) -> Work | None:
         if _compiling():  # this frame, as in `allreduce`
-            return torch.compiler.disable(Verbs.allgather)(self, outputs, inputs, opts)  # type: ignore[no-any-return]
+            return torch.compiler.disable(Verbs.allgather)(self, *args, **named)  # type: ignore[no-any-return]
+        if not forms.ALLGATHER.is_plain(args, named):
+            args = tuple(forms.ALLGATHER.plain(args, named))
+        outputs, inputs, opts = args
         waits = _waits(opts) and len(outputs) == len(inputs) == 1
         whole = tensors.gathered(outputs[0], inputs[0]) if waits else None
         if whole is None or self._all_gather_one(whole, inputs[0], opts) is NotImplemented:
@@ -396,7 +404,8 @@ class Verbs:
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, *args: Any, **named: Any) -> Any:
+        (opts,) = forms.BARRIER.plain(args, named)
         device = getattr(opts, "device", None)  # of the caller's `device_ids`
         half = None if device is None else self._devices.half_for(device)
         return self._barrier(opts) if half is None else half.barrier(opts)
@@ -481,11 +490,11 @@ def _waits(opts: Any) -> bool:
 
 
 def _op(opts: Any) -> Any:
-    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
 def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", 0))
+    return 0 if opts is None else int(opts.rootRank)
 
 
 def _all_of(finishes: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
