@@ -103,8 +103,19 @@ def test_groups_take_a_tensor_in_place_of_a_list(world, shape):
     group.scatter(out, parts if is_root else [], last).wait()
     equal(out, given())
     group.barrier(minute).wait()
+    by_options = given()
+    group.allreduce([by_options], opts=op.MAX).wait()
+    equal(by_options, reductions[op.MAX])
     with pytest.raises(TypeError, match="no argument 'rank'"):
         group.broadcast(given(), rank=last)
+    with pytest.raises(TypeError, match="broadcast: the root is missing"):
+        group.broadcast(given())
+    for many in (
+        lambda x, o: group.allreduce([x], o, minute),
+        lambda x, o: group.allreduce([x], o, op=op.MAX),
+    ):
+        with pytest.raises(TypeError, match="allreduce: there are too many arguments"):
+            many(given(), world.AllreduceOptions())
 
 
 @pytest.mark.parametrize("count", [4, 300_000])

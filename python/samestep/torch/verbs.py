@@ -60,7 +60,7 @@ def _verb(
     Args:
       listed: the number of the argument that lists tensors, if each of them is an operation of the core.
       collective: if this rank cannot begin it, the others are told.
-      form: of its arguments, if torch takes these in another one, too.
+      form: its arguments, if torch's groups take them in two forms.
     """
     # Scripts search profiles for the second word, as in `gloo:all_reduce`.
     name = re.sub("all(reduce|gather)", r"all_\1", method.__name__.lstrip("_")).replace(
@@ -73,7 +73,7 @@ def _verb(
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if _compiling():
             return torch.compiler.disable(call)(self, *args, **options)
-        if form is not None and not form.is_plain(args, options):
+        if form is not None:
             args, options = tuple(form.plain(args, options)), {}
         # Until there is one, the error of a first tensor on a device finds it, at no cost for other calls.
         if self._devices.made:
@@ -125,12 +125,8 @@ class Verbs:
     def allreduce(self, *args: Any, **named: Any) -> Work | None:
         if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
             return torch.compiler.disable(Verbs.allreduce)(self, *args, **named)  # type: ignore[no-any-return]
-        # Not `is_plain`, which takes three times as long.
-        if named or len(args) != 2 or type(args[0]) is not list or type(args[1]) is not dist.AllreduceOptions:
-            args = tuple(forms.ALLREDUCE.plain(args, named))
-        tensors_, opts = args
-        is_one = len(tensors_) == 1 and opts is not None
-        short = self._all_reduce_one(tensors_, opts) if is_one else NotImplemented
+        tensors_, opts = forms.ALLREDUCE.plain(args, named)
+        short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 else NotImplemented
         return self._all_reduce(tensors_, opts) if short is NotImplemented else short
 
     def _all_reduce_one(self, tensors_: _Tensors, opts: Any) -> Any:
@@ -185,7 +181,7 @@ class Verbs:
     @functools.partial(_verb, listed=0, form=forms.REDUCE)
     def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
-        root = _root(opts)
+        root = opts.rootRank
         runs, copy_back = tensors.written_unless(self._comm.rank != root, tensors_)
         parts = [self._comm.reduce(run, None, code, factor, root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
@@ -240,7 +236,7 @@ class Verbs:
 
     @functools.partial(_verb, listed=0, form=forms.BROADCAST)
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        root = _root(opts)
+        root = opts.rootRank
         if len(tensors_) > 1:
             tensors.require_alike("broadcast", "input", tensors_, tensors_[0], in_shape=True)
         runs, copy_back = tensors.written_unless(self._comm.rank == root, tensors_)
@@ -249,7 +245,7 @@ class Verbs:
 
     @functools.partial(_verb, form=forms.GATHER)
     def gather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
-        root, (input,) = _root(opts), inputs
+        root, (input,) = opts.rootRank, inputs
         if self._comm.rank != root:
             return self._started([self._comm.gather(tensors.sent(input), None, root)], [], opts)
         (blocks,) = outputs
@@ -261,7 +257,7 @@ class Verbs:
 
     @_verb
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        root, into = _root(opts), None
+        root, into = opts.rootRank, None
         if self._comm.rank == root:
             tensors.require_whole("gather_single", output, input, self._comm.size)
             into = tensors.memory(output)
@@ -271,7 +267,7 @@ class Verbs:
 
     @functools.partial(_verb, form=forms.SCATTER)
     def scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
-        root, (output,) = _root(opts), outputs
+        root, (output,) = opts.rootRank, outputs
         everything = None
         if self._comm.rank == root:
             (blocks,) = inputs
@@ -286,9 +282,7 @@ class Verbs:
     def allgather(self, *args: Any, **named: Any) -> Work | None:
         if _compiling():  # this frame, as in `allreduce`
             return torch.compiler.disable(Verbs.allgather)(self, *args, **named)  # type: ignore[no-any-return]
-        if not forms.ALLGATHER.is_plain(args, named):
-            args = tuple(forms.ALLGATHER.plain(args, named))
-        outputs, inputs, opts = args
+        outputs, inputs, opts = forms.ALLGATHER.plain(args, named)
         waits = _waits(opts) and len(outputs) == len(inputs) == 1
         whole = tensors.gathered(outputs[0], inputs[0]) if waits else None
         if whole is None or self._all_gather_one(whole, inputs[0], opts) is NotImplemented:
@@ -491,10 +485,6 @@ def _waits(opts: Any) -> bool:
 
 def _op(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else opts.reduceOp
-
-
-def _root(opts: Any) -> int:
-    return 0 if opts is None else int(opts.rootRank)
 
 
 def _all_of(finishes: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
