@@ -16,6 +16,7 @@ namespace {
 
 constexpr Seconds kPatience{5.0};   // of a group that is dropped, for NCCL to end
 constexpr Seconds kToNotice{0.2};   // for the watching thread to notice that, unless it is in a call that blocks
+constexpr Seconds kToAsk{0.05};     // for another thread to ask the device, before operations end with an error
 constexpr Seconds kForGraphs{2.0};  // of one whose operations graphs may hold: NCCL waits for their end
 
 }  // namespace
@@ -105,11 +106,6 @@ std::shared_ptr<NcclComm::Operation> NcclComm::enqueue(NcclLaunch launch) {
   return operation;
 }
 
-std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
-  // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
-  return work_on(enqueue(std::move(launch)));
-}
-
 void NcclComm::compare(const Signature& signature) {
   prepare();
   constexpr Seconds kAlways{1e9};  // nobody waits for it
@@ -119,8 +115,12 @@ void NcclComm::compare(const Signature& signature) {
 }
 
 void NcclComm::abandon(std::exception_ptr error) {
+  ask_for_all(kToAsk);
   const std::lock_guard lock(mutex_);
   if (broken_) return;
+  // What the device has completed stays a result, although nobody has asked for it yet.
+  compare_calls();
+  check_operations();
   fail(std::move(error), /*tell=*/false);
   unheard_ = nullptr;  // who abandons knows why
 }

@@ -83,7 +83,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host.
+  /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host. Waits
+  /// until NCCL has one that is captured.
   std::shared_ptr<Work> launch(NcclLaunch launch);
   /// The same for what goes into the caller's stream. Null if NCCL has it, else the Work whose `make_stream_wait` waits
   /// for that.
@@ -98,7 +99,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   GpuLibrary& gpu() const { return *options_.gpu; }
   const Options& options() const { return options_; }
 
-  /// Ends outstanding operations with `error`. Does not block.
+  /// Ends outstanding operations with `error`. Does not wait for the device.
   void abandon(std::exception_ptr error);
   /// Waits for outstanding operations until `deadline`, and destroys the communicator. Throws TimeoutError if NCCL does
   /// not end by then.
@@ -169,7 +170,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void prepare();
   /// Launches, or lets the thread of the queue do so.
   std::shared_ptr<Operation> enqueue(NcclLaunch launch);
-  std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
+  std::shared_ptr<NcclWork> work_on(std::shared_ptr<Operation> operation);
 
   // nccl_threads.cpp: how operations begin, in the thread of the queue or in the caller's
   /// Starts NCCL, once the address has arrived.
@@ -191,11 +192,15 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void poll();
   /// Looks at what NCCL says and at all operations. Requires the mutex, which it may release meanwhile.
   void check_all(std::unique_lock<std::mutex>& lock);
-  /// Asks the device whether it has finished an operation, unless another thread asks. To be called without the mutex,
-  /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex. Returns the error
-  /// of a device that is lost, or null.
-  std::exception_ptr ask_device(Operation& operation);
+  /// Asks the device whether it has finished an operation, unless another thread asks, and does so for `patience`. To
+  /// be called without the mutex, because calls of the GPU runtime may block: deadlines that other threads watch need
+  /// the mutex. Returns the error of a device that is lost, or null.
+  std::exception_ptr ask_device(Operation& operation, Seconds patience = {});
+  /// The same for all operations.
+  std::exception_ptr ask_for_all(Seconds patience = {});
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
+  /// Returns the first error. Requires the mutex.
+  std::exception_ptr check_operations();
   /// The TimeoutError of an operation whose `deadline` has passed.
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline);
   /// The error of a rank that has left, or null.

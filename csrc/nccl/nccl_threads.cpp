@@ -6,6 +6,7 @@
 #include "core/format.h"
 #include "nccl/nccl_comm.h"
 #include "process/wait_hooks.h"
+#include "waiting/await.h"
 #include "waiting/backoff.h"
 
 // How operations begin, and the watching thread.
@@ -212,9 +213,10 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   return now - operation.peer_lost_at < kGrace ? nullptr : left;
 }
 
-std::exception_ptr NcclComm::ask_device(Operation& operation) {
+std::exception_ptr NcclComm::ask_device(Operation& operation, Seconds patience) {
   if (!operation.launched || operation.completed) return nullptr;
-  const std::unique_lock alone(asking_, std::try_to_lock);
+  std::unique_lock alone(asking_, std::defer_lock);
+  await_until(Deadline::after(patience), [&] { return alone.try_lock(); });
   try {
     // A captured one runs whenever its graph does.
     if (operation.is_captured() || (alone && operation.end->is_complete())) operation.completed = true;
@@ -225,7 +227,6 @@ std::exception_ptr NcclComm::ask_device(Operation& operation) {
 }
 
 void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
-  const Clock::time_point now = Clock::now();
   // While NCCL starts, the thread that starts it polls. Polling reads variables of NCCL; under the mutex no other
   // thread ends the communicator meanwhile.
   const auto [state, comm] =
@@ -237,19 +238,23 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
     return fail(cause ? cause : std::make_exception_ptr(Error(text)));
   }
   if (const std::exception_ptr error = compare_calls()) return fail(error);
+  if (const std::exception_ptr error = check_operations()) return fail(error);
   // Nobody sees the operations of graphs run, so a rank that has gone counts although nothing is pending.
-  if (looked_at_peers_ && state_ != State::closing && now - *looked_at_peers_ > kLookAtPeersAfter) {
-    looked_at_peers_ = now;
-    if (const std::exception_ptr left = lost()) return fail(left);
-  }
-  for (const auto& operation : pending_) {
-    if (const std::exception_ptr error = check_operation(*operation, now)) {
-      return fail(error);
-    }
-  }
+  const Clock::time_point now = Clock::now();
+  const bool pending = std::ranges::any_of(pending_, [](const auto& operation) { return !operation->ended; });
+  if (pending || !looked_at_peers_ || state_ == State::closing || now - *looked_at_peers_ <= kLookAtPeersAfter) return;
+  looked_at_peers_ = now;
+  if (const std::exception_ptr left = lost()) fail(left);
 }
 
-void NcclComm::poll() {
+std::exception_ptr NcclComm::check_operations() {
+  for (const auto& operation : pending_) {
+    if (const std::exception_ptr error = check_operation(*operation, Clock::now())) return error;
+  }
+  return nullptr;
+}
+
+std::exception_ptr NcclComm::ask_for_all(Seconds patience) {
   std::vector<std::shared_ptr<Operation>> outstanding;  // dropped without the mutex: that may free device memory
   std::unique_lock lock(mutex_);
   std::ranges::copy_if(pending_, std::back_inserter(outstanding),
@@ -257,7 +262,7 @@ void NcclComm::poll() {
   lock.unlock();
   std::exception_ptr lost;
   const auto has_completed = [&](const auto& operation) {
-    if (!lost) lost = ask_device(*operation);
+    if (!lost) lost = ask_device(*operation, patience);
     return operation->completed.load();
   };
   // Each question delays the threads that enqueue. A stream completes operations in their order, so few find the last.
@@ -270,7 +275,12 @@ void NcclComm::poll() {
     if (completed != behind) break;
     first = behind;
   }
-  lock.lock();
+  return lost;
+}
+
+void NcclComm::poll() {
+  const std::exception_ptr lost = ask_for_all();
+  std::unique_lock lock(mutex_);
   if (broken_) return;
   if (lost) return fail(lost);
   try {

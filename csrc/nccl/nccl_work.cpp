@@ -44,6 +44,7 @@ class NcclComm::NcclWork final : public Work {
     throw_if_failed();
   }
 
+  bool is_captured() const { return operation_->is_captured(); }
   bool asks_device() const override { return true; }
   bool has_ended() const override { return operation_->ended; }
   bool device_has_ended() const override { return channel_->device_has_ended(); }
@@ -86,12 +87,20 @@ class NcclComm::NcclWork final : public Work {
   std::shared_ptr<Operation> operation_;
 };
 
+std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
+  // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
+  const auto work = work_on(enqueue(std::move(launch)));
+  // The capture may end as soon as this returns, and what NCCL gets later is no part of the graph.
+  if (work->is_captured()) work->wait_for_launch(Deadline::after(options_.timeout));
+  return work;
+}
+
 std::shared_ptr<Work> NcclComm::run(NcclLaunch launch) {
   std::shared_ptr<Operation> operation = enqueue(std::move(launch));
   return operation->launched ? nullptr : work_on(std::move(operation));
 }
 
-std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {
+std::shared_ptr<NcclComm::NcclWork> NcclComm::work_on(std::shared_ptr<Operation> operation) {
   return std::make_shared<NcclWork>(user_.lock(), std::move(operation));
 }
 

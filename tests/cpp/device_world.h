@@ -35,6 +35,8 @@ struct Fake {
   void (*made)(long*);
   int (*make_stream)(void**, unsigned);
   int (*destroy_stream)(void*);
+  int (*begin_capture)(void*, int);
+  int (*end_capture)(void*, void**);
 };
 
 inline const Fake& fake() {
@@ -46,7 +48,9 @@ inline const Fake& fake() {
              library.find("fakeHeldQueries", found.held_queries) &&
              library.find("fakeRunUnblocked", found.run_unblocked) && library.find("fakeCounts", found.counts) &&
              library.find("fakeMade", found.made) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
-             library.find("cudaStreamDestroy", found.destroy_stream)));
+             library.find("cudaStreamDestroy", found.destroy_stream) &&
+             library.find("cudaStreamBeginCapture", found.begin_capture) &&
+             library.find("cudaStreamEndCapture", found.end_capture)));
     return found;
   }();
   return only;

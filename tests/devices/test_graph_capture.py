@@ -111,3 +111,11 @@ def test_new_arrays_are_not_handed_to_a_captured_stream(tmp_path):
     *refused, end = rank.reports
     assert [one["kind"] for one in refused] == ["UnavailableError"] * 2, rank
     assert end == {"recorded": 0}, rank
+
+
+def test_an_operation_is_in_the_graph_when_its_call_returns(tmp_path):
+    for number, rank in enumerate(run(tmp_path, "wait_after_the_capture")):
+        assert len(rank.reports) == 2, rank
+        before, after = rank.reports
+        assert before == {"x": [number + 1.0] * 3, "y": [number + 1.0] * 3}, rank
+        assert after == {"x": [3.0] * 3, "y": [3.0] * 3}, rank

@@ -187,5 +187,20 @@ def export_inside_of_a_capture():
     report(recorded=graph.length)
 
 
+def wait_after_the_capture():
+    """The first operation, which NCCL needs connections for: the call returns once it is part of the graph."""
+    world = start("nccl")
+    stream = Stream()
+    x, y = (Array.of(np.full(3, rank + 1.0), stream) for _ in range(2))
+    with Graph(stream) as graph:
+        works = [world.iallreduce(x), world.iallreduce(y)]
+    for work in works:
+        work.wait()
+    report(x=x.get().tolist(), y=y.get().tolist())
+    graph.launch(stream)
+    report(x=x.get().tolist(), y=y.get().tolist())
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
