@@ -2,6 +2,8 @@
 
 #include <exception>
 
+struct _object;  // of Python, which calls it PyObject
+
 namespace samestep {
 
 /// Sets the Python error that stands for `error`: the class of samestep.errors with the same name, or the one
@@ -9,6 +11,6 @@ namespace samestep {
 void set_python_error(std::exception_ptr error);
 
 /// The same as an object, without raising it; a new reference.
-struct _object* make_python_error(std::exception_ptr error);
+_object* make_python_error(std::exception_ptr error);
 
 }  // namespace samestep
