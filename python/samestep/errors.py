@@ -22,14 +22,9 @@ __all__ = [
 class Error(Exception):
     """Base of every error that samestep raises."""
 
-    # Users see and pickle the public name.
-    __module__ = "samestep"
-
 
 class InvalidArgumentError(Error, ValueError):
     """An argument has a wrong value. Nothing was sent; retrying cannot help."""
-
-    __module__ = "samestep"
 
 
 class MismatchError(Error, ValueError):
@@ -38,19 +33,13 @@ class MismatchError(Error, ValueError):
     The group stays usable.
     """
 
-    __module__ = "samestep"
-
 
 class NotInitializedError(Error, RuntimeError):
     """There is no backend yet, the group is closed, or this process was forked from a rank."""
 
-    __module__ = "samestep"
-
 
 class UnavailableError(Error, RuntimeError):
     """A backend, library or device is missing or unusable. The text says where it was searched, and what to do."""
-
-    __module__ = "samestep"
 
 
 class _RanksError(Error):
@@ -68,8 +57,6 @@ class TimeoutError(_RanksError, builtins.TimeoutError):
     `ranks` and `hosts` are those that are missing.
     """
 
-    __module__ = "samestep"
-
 
 class PeerLostError(_RanksError, ConnectionError):
     """A peer has ended or left the group. The group can no longer be used.
@@ -82,16 +69,12 @@ class PeerLostError(_RanksError, ConnectionError):
       ()
     """
 
-    __module__ = "samestep"
-
 
 class StepError(Error, RuntimeError):
     """An exception on one rank has ended a block of `Backend.together`, on all ranks; the group stays usable.
 
     On the rank that raised the exception it is the `__cause__`. Arrays that the block has written may hold anything.
     """
-
-    __module__ = "samestep"
 
     # Of the class, because JAX makes errors of programs without this constructor.
     rank = -1
@@ -110,3 +93,7 @@ class StepError(Error, RuntimeError):
     ) -> None:
         super().__init__(message)
         self.rank, self.kind, self.text, self.line = rank, kind, text, line
+
+
+for _name in __all__:  # users see and pickle the public name
+    globals()[_name].__module__ = "samestep"

@@ -10,25 +10,17 @@ from samestep import errors
 class TimeoutError(errors.TimeoutError, dist.DistBackendError):
     """A deadline has passed; `samestep.TimeoutError` and `torch.distributed.DistBackendError`."""
 
-    __module__ = "samestep.torch.errors"
-
 
 class PeerLostError(errors.PeerLostError, dist.DistBackendError):
     """A peer has ended; `samestep.PeerLostError` and `torch.distributed.DistBackendError`."""
-
-    __module__ = "samestep.torch.errors"
 
 
 class MismatchError(errors.MismatchError, dist.DistBackendError):
     """Ranks disagree; `samestep.MismatchError` and `torch.distributed.DistBackendError`."""
 
-    __module__ = "samestep.torch.errors"
-
 
 class InvalidArgumentError(errors.InvalidArgumentError, dist.DistBackendError):
     """Arguments that do not fit; `samestep.InvalidArgumentError` and `torch.distributed.DistBackendError`."""
-
-    __module__ = "samestep.torch.errors"
 
 
 _ALSO_TORCH: dict[type[Exception], type[Exception]] = {
