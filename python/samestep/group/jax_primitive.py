@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,9 +31,6 @@ from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import PREMUL, ReduceOp
-
-if TYPE_CHECKING:
-    import logging
 
 _TEXT = "<samestep.{}>{}</samestep>"
 _PATTERN = re.compile(r"<samestep\.(\w+)>(.*?)</samestep>", re.DOTALL)
@@ -75,10 +73,6 @@ def install() -> None:
     error when the text holds one. A JAX that does not allow it raises `JaxRuntimeError` with our text in it, as it does
     for other libraries.
     """
-    import logging  # rarely needed
-
-    import jax
-
     base = getattr(jax.errors, "JaxRuntimeError", None)
     if base is None:
         return
@@ -119,9 +113,7 @@ def _class_for(name: str, base: Any) -> Any:
 
 def forget_failed_program() -> None:
     """Let later programs run: JAX would make each wait for the one before, and fail with its error."""
-    with contextlib.suppress(ImportError, AttributeError):  # an internal name of JAX
-        from jax._src import dispatch
-
+    with contextlib.suppress(AttributeError):  # an internal name of JAX
         dispatch.runtime_tokens.clear()
 
 
@@ -191,15 +183,32 @@ def _primitive() -> Any:
     return made
 
 
-def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], set[effects.Effect]]:
-    def shape(given: tuple[int, ...]) -> tuple[int, ...]:
-        if collective.verb == "allgather":
-            return (collective.group.size, *given)
-        return given[1:] if collective.verb == "reduce_scatter" else given
+class _Rule(NamedTuple):
+    """What JAX must know of a verb."""
 
+    transposed: str
+    """The verb of the gradient."""
+    shape: Callable[[tuple[int, ...], int], tuple[int, ...]] = lambda given, size: given
+    """Of the result, from that of the input and the number of ranks."""
+    batch_axes: tuple[int, int] | None = None
+    """Where `vmap` puts the axis of the batch in the input, and finds it in the result; None: where it is."""
+
+
+_RULES = {
+    "allreduce": _Rule("allreduce"),
+    "bcast": _Rule("reduce"),
+    "reduce": _Rule("bcast"),
+    "allgather": _Rule("reduce_scatter", lambda given, size: (size, *given), (0, 1)),
+    "reduce_scatter": _Rule("allgather", lambda given, size: given[1:], (1, 0)),
+    "alltoall": _Rule("alltoall", batch_axes=(1, 1)),
+}
+
+
+def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], set[effects.Effect]]:
+    shape, size = _RULES[collective.verb].shape, collective.group.size
     moved = avals[: len(collective.names)]
     # As inputs, results vary over the axes of a shard_map: a gradient must have the type of the result.
-    return [aval.update(shape=shape(aval.shape), weak_type=False) for aval in moved], {_ORDER, _CALLED}
+    return [aval.update(shape=shape(aval.shape, size), weak_type=False) for aval in moved], {_ORDER, _CALLED}
 
 
 # ---- how it is compiled
@@ -296,7 +305,7 @@ def _transpose(cotangents: Sequence[Any], *inputs: Any, collective: Collective) 
     back = _part(collective, moved, "gradient")
     is_mean = (collective.verb, collective.op) == ("allreduce", _AVG)
     if not is_mean:  # which is its own transpose: the sum of half types need not fit them
-        back = back._replace(verb=_TRANSPOSED[collective.verb], op=_SUM, factor=1.0)
+        back = back._replace(verb=_RULES[collective.verb].transposed, op=_SUM, factor=1.0)
     size, root, rank = collective.group.size, collective.root, collective.group.rank
     scale = {_AVG: 1.0 / size, PREMUL: collective.factor}.get(collective.op)
     changes = _bind_some(back, given)
@@ -310,16 +319,6 @@ def _transpose(cotangents: Sequence[Any], *inputs: Any, collective: Collective) 
     for i, change in zip(moved, changes, strict=True):
         results[i] = change
     return results
-
-
-_TRANSPOSED = {
-    "allreduce": "allreduce",
-    "bcast": "reduce",
-    "reduce": "bcast",
-    "allgather": "reduce_scatter",
-    "reduce_scatter": "allgather",
-    "alltoall": "alltoall",
-}
 
 
 def _part(collective: Collective, moved: Sequence[int], what: str) -> Collective:
@@ -336,12 +335,11 @@ def _bind_some(collective: Collective, leaves: list[Any]) -> list[Any]:
 
 def _batch(args: Sequence[Any], axes: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
     """One call for the whole batch: the batch axis is one more axis of the array."""
-    if collective.verb in ("allreduce", "bcast", "reduce"):
+    if (batch_axes := _RULES[collective.verb].batch_axes) is None:
         return _primitive().bind(*args, collective=collective), axes[: len(collective.names)]
     (x,), (axis,) = args, axes
-    behind_blocks = jnp.moveaxis(x, axis, 0 if collective.verb == "allgather" else 1)
-    after = {"allgather": 1, "reduce_scatter": 0, "alltoall": 1}[collective.verb]
-    return _primitive().bind(behind_blocks, collective=collective), [after]
+    before, after = batch_axes
+    return _primitive().bind(jnp.moveaxis(x, axis, before), collective=collective), [after]
 
 
 # ---- functions of the host
