@@ -238,7 +238,7 @@ class Backend(Group):
         """
         from samestep.group import printing
 
-        printing.println(self, *args, timeout=timeout)
+        printing.write(self, " ".join(map(str, args)), end="\n", timeout=timeout)
 
 
 for _class in Backend.__mro__[1:-1]:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from samestep import _core
 from samestep.group import json_exchange
 from samestep.group.group import Group
 
 
-def println(backend: Group, *args: Any, timeout: float | None = None) -> None:
-    """Print from each rank, collectively: whole lines in order of rank, with time and `[rank / size]`.
-
-    Rank 0 does the writing, so a launcher cannot interleave the lines. Arguments are joined
-    as by `print`.
-
-    Example:
-      >>> import samestep as ss
-      >>> backend = ss.initialize()
-      >>> ss.println(backend, "loss", 0.25)  # doctest: +SKIP
-      2026-11-21 09:25:01 [0 / 1] loss 0.25
-    """
-    write(backend, " ".join(map(str, args)), end="\n", timeout=timeout)
-
-
 def write(backend: Group, text: str, *, end: str, timeout: float | None = None) -> None:
-    """Write each rank's `text` in order of rank, with a head on each line and `end` behind it. Collective."""
+    """Write each rank's `text` in order of rank, with a head on each line and `end` behind it. Collective.
+
+    Rank 0 does the writing, so a launcher cannot interleave the lines.
+    """
     begin = head(backend.rank, backend.size)
     mine = "\n".join(begin + line for line in text.split("\n")) + end
     with _core.UserCall("println"):
