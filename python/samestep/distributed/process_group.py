@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -97,8 +97,7 @@ def _seconds(timeout: timedelta | float | None) -> float | None:
     return None if _settings.get(_settings.TIMEOUT) is not None else DEFAULT_TIMEOUT
 
 
-@contextlib.contextmanager
-def _url_of(store: Store, rank: int | None, world_size: int | None) -> Iterator[str]:
+def _url_of(store: Store, rank: int | None, world_size: int | None) -> AbstractContextManager[str]:
     if not isinstance(store, Store):
         raise TypeError(
             f"init_process_group: store must be a samestep.distributed store, got {type(store).__name__}"
@@ -112,8 +111,7 @@ def _url_of(store: Store, rank: int | None, world_size: int | None) -> Iterator[
         raise InvalidArgumentError(f"init_process_group: rank must be at least 0, got {rank}")
     number = _worlds_met_at[store] = _worlds_met_at.get(store, 0) + 1
     place = PrefixStore(f"world {number}", PrefixStore(RESERVED, store))  # a store may serve several jobs
-    with url_of_store(place, rank, world_size) as url:
-        yield url
+    return url_of_store(place, rank, world_size)
 
 
 def destroy_process_group(group: Any = None) -> None:

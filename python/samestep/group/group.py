@@ -55,13 +55,12 @@ class Group(CollectiveMethods, MessageMethods, VariableLengthMethods):
         timeout: float,
         device: int | None = None,
         world_hosts: list[str],
-        at_end: Callable[[], None] = lambda: None,
         bootstrap_comm: _core.Communicator | None = None,
         trusted: bool = True,
     ) -> None:
         self._comm = comm
         self._pid = os.getpid()
-        self._at_end = at_end
+        self._at_end: Callable[[], None] = lambda: None  # see `_call_at_end`
         self._bootstrap_comm = bootstrap_comm  # the communicator that `comm` was created from, if any
         # All ranks have proved that they belong to the job: their objects may be unpickled.
         self._trusted = trusted

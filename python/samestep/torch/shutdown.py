@@ -41,10 +41,8 @@ class GroupShutdown:
 
     def end(self) -> None:
         """Complete pending operations, wait for the other ranks for at most 5 s, and leave the group. Idempotent."""
-        if self._over or os.getpid() != self._pid:
+        if not self._begin():
             return
-        self._over = True
-        _open.discard(self)
         self._drain(_PARTING_S)
         try:
             self._backend.close(timeout=min(_PARTING_S, self._backend.timeout))
@@ -53,11 +51,8 @@ class GroupShutdown:
 
     def leave(self, reason: str) -> None:
         """Leave without waiting for the other ranks, which get the reason in their errors. Idempotent."""
-        if self._over or os.getpid() != self._pid:
-            return
-        self._over = True
-        _open.discard(self)
-        self._abandon(reason)
+        if self._begin():
+            self._abandon(reason)
 
     def leave_at_exit(self) -> None:
         """For a process that ends without `destroy_process_group`: messages are delivered first."""
@@ -72,6 +67,14 @@ class GroupShutdown:
             _core.exit_watchdog(
                 self._backend.timeout, 1, f"samestep: this rank ended with an error, and {late}"
             )
+
+    def _begin(self) -> bool:
+        """Whether this call ends the group; the first one does, in the process that opened it."""
+        if self._over or os.getpid() != self._pid:
+            return False
+        self._over = True
+        _open.discard(self)
+        return True
 
     def _drain(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -26,7 +26,7 @@ from samestep.torch import forms, tensors
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Pending, Received, Work, has_modes, without_autograd
+from samestep.torch.work import Received, Work, has_modes, without_autograd
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
@@ -144,9 +144,8 @@ class Verbs:
                 part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
-                started = Pending(
-                    (part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds()
-                )
+                seconds = self._timeout if limit <= _UNSET else limit.total_seconds()
+                started = Work((part,), tensors_, seconds)
                 self._lifetime.under_way(started)
                 return started
             result = self._all_reduce_now(run, op)
@@ -440,9 +439,9 @@ class Verbs:
         result: _Tensors,
         opts: Any,
         finish: Callable[[], None] | None = None,
-        kind: type[Work] = Pending,
+        kind: type[Work] = Work,
     ) -> Work:
-        self._n_collectives += kind is Pending
+        self._n_collectives += kind is Work
         started = kind(parts, result, self._seconds(opts), finish)
         if finish is not None:
             for part in parts:

@@ -311,16 +311,12 @@ class Work(dist.Work):
 
     _settle = _try_wait  # what the core calls before another operation uses the tensors
 
-
-class Pending(Work):
-    """An operation that has been started."""
-
     def __del__(self) -> None:
         if not self._asked:
             _keep_for_cpp(self)
 
 
-class Received(Pending):
+class Received(Work):
     """A receive."""
 
     def _store(self, parts: Sequence[_core.Work]) -> None:
