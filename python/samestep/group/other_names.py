@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-_BACKEND = {
+_BACKEND = {  # beside those of mpi4py that differ by their first letter alone
     "Get_rank": "rank",
     "Get_size": "size",
     "Get_name": "name",
-    "Barrier": "barrier()",
     "Bcast": "bcast(x, root)",
-    "Reduce": "reduce(x, op, root, out=y)",
-    "Allreduce": "allreduce(x, op, out=y)",
-    "Reduce_scatter": "reduce_scatter(x, op, out=y)",
-    "Reduce_scatter_block": "reduce_scatter(x, op, out=y)",
-    "Gather": "gather(x, root, out=y)",
-    "Gatherv": "gatherv(x, root)",
-    "Scatter": "scatter(x, root, out=y)",
-    "Scatterv": "scatterv(x, counts, root)",
-    "Allgather": "allgather(x, out=y)",
-    "Allgatherv": "allgatherv(x)",
-    "Alltoall": "alltoall(x, out=y)",
-    "Alltoallv": "alltoallv(x, counts)",
     "Ibcast": "ibcast(x, root)",
-    "Iallreduce": "iallreduce(x, op, out=y)",
-    "Send": "send(x, dest, tag)",
-    "Isend": "isend(x, dest, tag)",
-    "Recv": "recv(y, source, tag)",
-    "Irecv": "irecv(y, source, tag)",
-    "Sendrecv": "sendrecv(x, dest, y, source)",
-    "Probe": "probe(source, tag)",
-    "Iprobe": "iprobe(source, tag)",
-    "Split": "split(color, key)",
+    "Reduce_scatter_block": "reduce_scatter(x, op, out=y)",
     "Create_group": "group(ranks)",
     "Free": "close()",
     "get_rank": "rank",
@@ -79,9 +59,25 @@ class _Elsewhere:
         return self._text
 
 
+def _names_of_mpi4py(backend: type) -> dict[str, str]:
+    """For `Allreduce`, and so on, how the method is called."""
+    methods = [(name, method) for kind in backend.__mro__ for name, method in vars(kind).items()]
+    public = [(name, method) for name, method in methods if callable(method) and name[0] != "_"]
+    return {name.capitalize(): f"{name}({', '.join(_arguments(method))})" for name, method in public}
+
+
+def _arguments(method: Callable[..., Any]) -> Iterator[str]:
+    """What may be given by position, behind `self`, and the array that gets the result."""
+    for p in list(inspect.signature(method).parameters.values())[1:]:
+        if p.name == "out":
+            yield "y" if p.default is p.empty else "out=y"
+        elif p.kind is p.POSITIONAL_OR_KEYWORD:
+            yield p.name
+
+
 def refuse(backend: type, work: type) -> None:
     """Answer for what MPI, torch and Lux call the members of these classes, and for a Work that is used as an array."""
-    for name, known in _BACKEND.items():
+    for name, known in (_names_of_mpi4py(backend) | _BACKEND).items():
         setattr(backend, name, _Elsewhere(f"a backend has no {name}: write backend.{known}"))
     for name, known in _WORK.items():
         setattr(work, name, _Elsewhere(f"a Work has no {name}: write work.{known}"))
