@@ -9,44 +9,12 @@ gradients /= dist.get_world_size()
 Each function checks its arguments and calls the one `samestep.Backend` of the process.
 """
 
-from samestep.distributed.collectives import (
-    all_gather,
-    all_reduce,
-    barrier,
-    broadcast,
-    gather,
-    irecv,
-    isend,
-    recv,
-    reduce,
-    scatter,
-    send,
-)
-from samestep.distributed.groups import (
-    Backend,
-    GroupMember,
-    ReduceOp,
-    get_backend,
-    get_rank,
-    get_world_size,
-    group,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-    new_group,
-    reduce_op,
-)
-from samestep.distributed.lists import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-)
-from samestep.distributed.process_group import destroy_process_group, init_process_group
-from samestep.distributed.requests import Request
+from samestep.distributed import collectives, groups, lists, process_group, requests
+from samestep.distributed.collectives import *
+from samestep.distributed.groups import *
+from samestep.distributed.lists import *
+from samestep.distributed.process_group import *
+from samestep.distributed.requests import *
 from samestep.rendezvous import (
     FileStore,
     HashStore,
@@ -56,44 +24,9 @@ from samestep.rendezvous import (
     register_rendezvous_handler,
 )
 
-__all__ = [
-    "Backend",
-    "FileStore",
-    "GroupMember",
-    "HashStore",
-    "PrefixStore",
-    "ReduceOp",
-    "Request",
-    "Store",
-    "TCPStore",
-    "all_gather",
-    "all_gather_multigpu",
-    "all_reduce",
-    "all_reduce_multigpu",
-    "barrier",
-    "broadcast",
-    "broadcast_multigpu",
-    "destroy_process_group",
-    "gather",
-    "get_backend",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_mpi_available",
-    "is_nccl_available",
-    "isend",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_multigpu",
-    "reduce_op",
-    "register_rendezvous_handler",
-    "scatter",
-    "send",
-]
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "register_rendezvous_handler"]
+__all__ += collectives.__all__
+__all__ += groups.__all__
+__all__ += lists.__all__
+__all__ += process_group.__all__
+__all__ += requests.__all__

@@ -22,6 +22,20 @@ from samestep.errors import InvalidArgumentError, TimeoutError
 from samestep.group.objects import ANY
 from samestep.reduce_ops import Op, resolve
 
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+]
+
 
 def broadcast(
     tensor: Any,

@@ -20,6 +20,24 @@ from samestep.rendezvous.store import seconds_of
 from samestep.world import lifecycle
 from samestep.world.choice import gather
 
+__all__ = [
+    "Backend",
+    "GroupMember",
+    "ReduceOp",
+    "get_backend",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "new_group",
+    "reduce_op",
+]
+
 BackendName = Literal["gloo", "mpi", "nccl", "native"]
 
 KINDS = {"gloo": "native", "mpi": "mpi", "nccl": "nccl"}

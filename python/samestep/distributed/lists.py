@@ -24,6 +24,8 @@ from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import AVG, BAND, BOR, BXOR, LAND, LOR, MAX, MIN, PREMUL, PROD, SUM, Op, resolve
 from samestep.trees.fusion import fused
 
+__all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
+
 _Run = np.ndarray[Any, Any]
 
 _HALVES = ("float16", "bfloat16")

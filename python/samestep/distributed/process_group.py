@@ -17,6 +17,8 @@ from samestep.rendezvous.store import RESERVED, PrefixStore, Store, seconds_of
 from samestep.rendezvous.url import url_of_store
 from samestep.world import lifecycle
 
+__all__ = ["destroy_process_group", "init_process_group"]
+
 DEFAULT_TIMEOUT = 1800.0  # seconds
 _UNSAID = -1
 _LEAVING_S = 1.0

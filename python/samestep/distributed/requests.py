@@ -18,6 +18,8 @@ from samestep.group.work import Enqueued, Works
 from samestep.rendezvous.store import seconds_of
 from samestep.world import crash_report
 
+__all__ = ["Request"]
+
 _DRAIN_S = 1.0  # to complete dropped requests when all ranks finish
 _MIN_TO_SWEEP = 32  # this many requests are kept without a search for completed ones
 
