@@ -29,7 +29,6 @@ class GroupShutdown:
         self._backend = backend
         self._pid = os.getpid()
         self._works: deque[Work] = deque()
-        self._over = False
         _open.add(self)
 
     def under_way(self, work: Work) -> None:
@@ -41,7 +40,7 @@ class GroupShutdown:
 
     def end(self) -> None:
         """Complete pending operations, wait for the other ranks for at most 5 s, and leave the group. Idempotent."""
-        if not self._begin():
+        if not self._begin_end():
             return
         self._drain(_PARTING_S)
         try:
@@ -51,7 +50,7 @@ class GroupShutdown:
 
     def leave(self, reason: str) -> None:
         """Leave without waiting for the other ranks, which get the reason in their errors. Idempotent."""
-        if self._begin():
+        if self._begin_end():
             self._abandon(reason)
 
     def leave_at_exit(self) -> None:
@@ -68,11 +67,10 @@ class GroupShutdown:
                 self._backend.timeout, 1, f"samestep: this rank ended with an error, and {late}"
             )
 
-    def _begin(self) -> bool:
-        """Whether this call ends the group; the first one does, in the process that opened it."""
-        if self._over or os.getpid() != self._pid:
+    def _begin_end(self) -> bool:
+        """Whether this call ends the group: the first one, in the process that has opened it."""
+        if self not in _open or os.getpid() != self._pid:
             return False
-        self._over = True
         _open.discard(self)
         return True
 

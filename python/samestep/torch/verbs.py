@@ -190,10 +190,7 @@ class Verbs:
         code, factor = tensors.reduction(_op(opts))
         parts: list[_core.Work] = []
         finishes = []
-        all_equal = [
-            tensors.require_blocks("reduce_scatter", "input", blocks, output, self._comm)
-            for output, blocks in zip(outputs, inputs, strict=True)
-        ]
+        all_equal = self._require_blocks("reduce_scatter", "input", inputs, outputs)
         for output, blocks, equal in zip(outputs, inputs, all_equal, strict=True):
             everything = tensors.joined(blocks)
             if equal:
@@ -301,10 +298,7 @@ class Verbs:
 
     def _all_gather_lists(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
         parts, finishes = [], []
-        all_equal = [
-            tensors.require_blocks("all_gather", "output", blocks, input, self._comm)
-            for blocks, input in zip(outputs, inputs, strict=True)
-        ]
+        all_equal = self._require_blocks("all_gather", "output", outputs, inputs)
         tensors.require_writable([block for blocks in outputs for block in blocks])
         for blocks, input, equal in zip(outputs, inputs, all_equal, strict=True):
             everything = tensors.flat(blocks, input.dtype)
@@ -432,6 +426,11 @@ class Verbs:
         return self._started(parts, tensors_, None, kind=Received)
 
     # ---- helpers
+
+    def _require_blocks(self, verb: str, what: str, lists: list[_Tensors], likes: _Tensors) -> list[bool]:
+        """`require_blocks` of each list."""
+        pairs = zip(lists, likes, strict=True)
+        return [tensors.require_blocks(verb, what, blocks, like, self._comm) for blocks, like in pairs]
 
     def _started(
         self,
