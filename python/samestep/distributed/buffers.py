@@ -101,17 +101,7 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
 def listed(
     tensors: Any, n: int, like: arrays.ArrayInfo, verb: str, name: str, *, written: bool
 ) -> list[arrays.ArrayInfo]:
-    """Check a list of one array for each rank.
-
-    Args:
-      n: the required number.
-      like: the required dtype and count.
-      written: whether they receive.
-
-    Raises:
-      TypeError: not a list or tuple, or an entry is not an array.
-      InvalidArgumentError: the length is wrong; an entry has another dtype or count, or cannot be written.
-    """
+    """Describe the `n` arrays of a list, or raise what is wrong: all are `like`, and if `written` they can receive."""
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"{verb}: {name} must be a list or tuple of arrays, got {type(tensors).__name__}")
     if len(tensors) != n:

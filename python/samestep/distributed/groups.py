@@ -203,12 +203,7 @@ def the_world() -> Group:
 
 
 def resolve(handle: Any) -> Group | None:
-    """The backend of a `group=` argument; None if this rank is not in the group.
-
-    Raises:
-      TypeError: `handle` is no group.
-      NotInitializedError: there is no world, or the group has been destroyed.
-    """
+    """The backend of a `group=` argument, which has not been destroyed; None if this rank is not in the group."""
     if handle is GroupMember.NON_GROUP_MEMBER:
         return None
     if handle is WORLD or handle is None:
@@ -231,12 +226,7 @@ def members(of: Group) -> list[int]:
 
 
 def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
-    """Convert `name=` (a global rank) or `group_<name>=` (a rank of the group) to a rank of the group.
-
-    Raises:
-      TypeError: neither is given, or one is no int.
-      InvalidArgumentError: both are given, or the rank is not in the group.
-    """
+    """Convert `name=` (a global rank) or `group_<name>=` (a rank of the group), one of them, to a rank of the group."""
     if rank is not None and group_rank is not None:
         raise InvalidArgumentError(
             f"{verb}: {name}={rank} (a global rank) and group_{name}={group_rank} were given; give one"

@@ -121,13 +121,7 @@ def _named(act: str, given: Sequence[Any], like: arrays.ArrayInfo) -> _core.User
 
 
 class Call:
-    """A call on a rank's list of arrays, all of one dtype and count, which are `written`, or replaced.
-
-    Raises:
-      TypeError: no list or tuple, or an entry that is not an array.
-      InvalidArgumentError: it is empty, or entries differ in dtype or count, or cannot be written or replaced.
-      UnavailableError: the stream of an array is being captured into a graph.
-    """
+    """A call on a rank's list of arrays, all of one dtype and count, which are `written`, or replaced."""
 
     def __init__(self, group: Backend, act: str, given: Any, name: str, *, written: bool = True) -> None:
         if isinstance(given, (list, tuple)) and not given:

@@ -27,9 +27,6 @@ def reason_unavailable(world: Backend, kind: str) -> str:
     """Why no group of this world can be on another backend; "" if it can. Collective over the world.
 
     Starts MPI if `kind` is "mpi", because only MPI knows which processes it connects.
-
-    Args:
-      kind: "mpi", "native" or "nccl"; another one than the world's.
     """
     if (world.kind, kind) not in _CARRIED:
         return (
@@ -42,13 +39,7 @@ def reason_unavailable(world: Backend, kind: str) -> str:
 def open_group(world: Backend, kind: str, members: list[int], timeout: float) -> Backend:
     """The group of these ranks on another backend, which `reason_unavailable` allows. Collective over the members.
 
-    Args:
-      kind: "mpi" or "native".
-      members: ranks of the world, sorted.
-      timeout: seconds to wait for all members, and for each operation of the group.
-
-    Raises:
-      TimeoutError, UnavailableError: as a world of this backend.
+    `timeout`: seconds to wait for all members, and for each operation of the group.
     """
     where = [internal.opened(world).hosts[rank] for rank in members]
     between = internal.communicator(world).group(members, timeout)

@@ -56,10 +56,6 @@ def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
 
     Returns:
       Tracers of the results.
-
-    Raises:
-      InvalidArgumentError: the program is for several devices at once, or is to be differentiated where there is no
-        derivative; or random keys would be reduced.
     """
     from samestep.group import jax_primitive
 
@@ -83,9 +79,6 @@ def call_function(
       function: gets the values when the program runs, and returns arrays of the same dtypes.
       leaves: of the tree; tracers, arrays and numbers.
       shapes: of the results; those of the leaves unless given.
-
-    Raises:
-      InvalidArgumentError: the program is for several devices at once, or is transformed by `vmap` or `grad`.
     """
     from samestep.group import jax_primitive
 

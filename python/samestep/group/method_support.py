@@ -131,12 +131,7 @@ class MethodSupport(_core.FastGroup):
 
     @staticmethod
     def _rank_number(given: Any, verb: str, what: str) -> int:
-        """Convert a rank or colour to an int; the core checks that the rank exists.
-
-        Raises:
-          TypeError: `given` is not an integer.
-          InvalidArgumentError: it does not fit into a C int.
-        """
+        """Convert a rank or colour to an int that fits into one of C; the core checks that the rank exists."""
         if hasattr(given, "shape") and len(given.shape) > 0:  # as in MPI's Gather(x, y)
             advice = "; pass the output array by keyword: out=" if what == "root" else ""
             raise TypeError(f"{verb}: {what} must be an int, but it is an array{advice}")

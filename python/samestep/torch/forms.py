@@ -16,8 +16,6 @@ class Form:
     """The arguments of one operation.
 
     Args:
-      verb: its name, for errors.
-      options: the class of its options.
       tensors: for each argument that has tensors, the names that torch gives it.
       fields: the arguments that take the place of options, in order, and the field of the options that each one sets.
     """
@@ -29,11 +27,7 @@ class Form:
         self._types = (*(list for _ in tensors), options)
 
     def plain(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        """The lists of tensors and the options of a call of either form.
-
-        Raises:
-          TypeError: torch has no such form.
-        """
+        """The lists of tensors and the options of a call of either form; TypeError where torch has no such form."""
         if not named and tuple(map(type, args)) == self._types:
             return args
         given, left = list(args), dict(named)

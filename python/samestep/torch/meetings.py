@@ -64,10 +64,6 @@ def gather(options: Any, name: str, says: bytes, meetings: Meetings | None) -> t
 
     Returns:
       The ranks that have met, and what each of them says.
-
-    Raises:
-      TimeoutError: names the ranks that did not come.
-      MismatchError, UnavailableError: as `rendezvous.join`.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     keys = TorchStore(options.store, timeout)
@@ -163,11 +159,6 @@ def open_group(options: Any, name: str, meetings: Meetings | None) -> Backend:
     Args:
       options: of torch: its store for this group alone, the members, and how long to wait for them, and for each
         operation of the group.
-
-    Raises:
-      TimeoutError: names the ranks that did not join.
-      UnavailableError: ranks cannot reach each other.
-      MismatchError: the ranks do not agree on how they were started.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     global_ranks = list(options.global_ranks_in_group)

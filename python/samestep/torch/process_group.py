@@ -25,11 +25,7 @@ _verifiers: weakref.WeakKeyDictionary[Any, Verifier] = weakref.WeakKeyDictionary
 
 
 def install() -> None:
-    """Compare from now on, if the environment asks for it. Idempotent.
-
-    Raises:
-      InvalidArgumentError: `SAMESTEP_VERIFY` is not a number of steps.
-    """
+    """Compare parameters from now on, if `SAMESTEP_VERIFY` asks for it. Idempotent."""
     if verify_interval() and not _installed:
         _installed.append(register_module_forward_pre_hook(_before_forward))
 
@@ -64,12 +60,7 @@ def _backend_of(group: Any) -> Any:
 def create(options: Any, backend_options: Any = None) -> Any:
     """Called by torch for `init_process_group("samestep")` and `new_group`. Collective over the members.
 
-    Args:
-      options: `torch._C._distributed_c10d._DistributedBackendOptions`.
-
-    Raises:
-      InvalidArgumentError: there are `pg_options`.
-      TimeoutError, UnavailableError: as `open_group`.
+    `options`: `torch._C._distributed_c10d._DistributedBackendOptions`.
     """
     if backend_options is not None:
         raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")

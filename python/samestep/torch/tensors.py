@@ -112,21 +112,13 @@ def gathered(blocks: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the core may move it; as bytes if the core does not have its dtype.
-
-    Raises:
-      InvalidArgumentError: as `summand`.
-    """
+    """`summand`, for what is only moved: as bytes if the core does not have its dtype."""
     plain = summand(tensor)
     return plain if plain.dtype in _NAMED else plain.view(torch.uint8)
 
 
 def summand(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the core may reduce it: dense, on the host, detached from autograd.
-
-    Raises:
-      InvalidArgumentError: the tensor is on a device, or sparse.
-    """
+    """The tensor as the core may reduce it: dense, on the host, detached from autograd; or an InvalidArgumentError."""
     run = run_of(tensor)
     if run is not None:
         return run
@@ -167,9 +159,6 @@ def in_place(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Calla
     """Each tensor in one dimension, to be written, and the function that copies the elements back from copies.
 
     Tensors that share memory are copied, as operations that are in progress together write them.
-
-    Raises:
-      InvalidArgumentError: as `summand`; elements of a tensor that would be copied back share memory.
     """
     runs = [in_one_dimension(tensor) for tensor in tensors]
     if len(runs) > 1 and _core.find_conflict([(run.data_ptr(), run.nbytes, True) for run in runs]):
@@ -218,17 +207,7 @@ def sparse_all_reduce(
 ) -> tuple[list[_core.Work], Callable[[], None]]:
     """Start the sum of a sparse tensor over all ranks. Waits for all ranks to exchange shapes and numbers of entries.
 
-    Args:
-      listed: one tensor of COO layout, which gets the sum, coalesced.
-      op: only SUM.
-      timeout: seconds for that exchange.
-
-    Returns:
-      The pending operations, and the function that assembles the result afterwards.
-
-    Raises:
-      InvalidArgumentError: another operator, layout or device, or several tensors.
-      MismatchError: the ranks do not agree on shape, dtype or sparse dimensions.
+    Returns the pending operations, and the function that stores the sum afterwards, coalesced.
     """
     if len(listed) != 1:
         raise InvalidArgumentError(
@@ -288,14 +267,9 @@ def require_blocks(
     """Whether all blocks of a list have the same number of elements; else they differ in length by rank.
 
     Args:
-      verb, what: for errors, such as "all_gather" and "output".
-      blocks: one for each rank.
-      like: what goes into, or comes from, this rank's block.
+      blocks: one for each rank, all of the dtype, device and layout of `like`, or an InvalidArgumentError.
+      like: what goes into, or comes from, this rank's block, and has its shape.
       of_any_length: blocks of other ranks may differ in length.
-
-    Raises:
-      InvalidArgumentError: a block has another dtype, device or layout than `like`; or another shape, except that of
-        another rank where lengths differ.
     """
     require_one_each(verb, what, blocks, comm.size)
     require_alike(verb, what, blocks, like)
@@ -328,11 +302,7 @@ def require_equal_counts(
 
 
 def block_counts(tensor: torch.Tensor, splits: Sequence[int], what: str, size: int) -> list[int]:
-    """The elements of each rank's rows of a tensor, as `all_to_all_single` divides it.
-
-    Raises:
-      InvalidArgumentError: `splits` do not add up to the rows, or are of another number of ranks than `size`.
-    """
+    """The elements of each rank's rows of a tensor, as `all_to_all_single` divides it."""
     rows = int(tensor.shape[0]) if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
