@@ -70,8 +70,7 @@ class Group(CollectiveMethods, MessageMethods, VariableLengthMethods):
         self._placement = hosts.locate(world_hosts, comm.rank)
         self._parent: weakref.ref[Group] | None = None
         self._children: list[Group] = []  # those that are open
-        self._node: Group | None = None
-        self._cross: Group | None = None
+        self._node_and_cross: tuple[Group, Group] | None = None
         self._closed = False
         self._ending = threading.Lock()  # guards `_closed`; held briefly
         # For `together()`:
@@ -204,28 +203,26 @@ class Group(CollectiveMethods, MessageMethods, VariableLengthMethods):
 
         On several hosts it is created at the first use, which is collective over this group.
         """
-        return self._node_and_cross()[0]
+        return self._made_node_and_cross()[0]
 
     @property
     def cross(self: _Self) -> _Self:
         """The group of one rank per host: those with this rank's `local_rank`. Created like `node`."""
-        return self._node_and_cross()[1]
+        return self._made_node_and_cross()[1]
 
-    def _node_and_cross(self: _Self) -> tuple[_Self, _Self]:
-        if self._node is None or self._cross is None:
+    def _made_node_and_cross(self: _Self) -> tuple[_Self, _Self]:
+        if self._node_and_cross is None:
             if self.node_count == 1:
                 alone = _core.make_self_communicator(f"{self.name}/cross")
-                node, cross = self, self._child(alone, [self.rank])
+                self._node_and_cross = self, self._child(alone, [self.rank])
             else:
                 with _core.UserCall("the first use of node or cross"):
-                    within = self._split(self.node_rank, 0, self._timeout, f"{self.name}/node")
-                    across = self._split(self.local_rank, 0, self._timeout, f"{self.name}/cross")
-                assert within is not None
-                assert across is not None
-                node, cross = within, across
-            self._node, self._cross = node, cross
-            return node, cross
-        return self._node, self._cross  # type: ignore[return-value]
+                    node = self._split(self.node_rank, 0, self._timeout, f"{self.name}/node")
+                    cross = self._split(self.local_rank, 0, self._timeout, f"{self.name}/cross")
+                assert node is not None
+                assert cross is not None
+                self._node_and_cross = node, cross
+        return self._node_and_cross  # type: ignore[return-value]
 
     def _child(
         self: _Self, comm: _core.Communicator, ranks: list[int], *, timeout: float | None = None
