@@ -70,9 +70,8 @@ def gather(options: Any, name: str, says: bytes, meetings: Meetings | None) -> t
     keys.where += f", for group '{name}'"
     if size == 1:
         return Rendezvous(keys, rank, size, timeout, owned=False), [says]
-    if members := list(options.global_ranks_in_group):
-        own = _Place(rank, size, timeout)
-        return _meet_within(keys, own, members, meetings, says)
+    if options.global_ranks_in_group:
+        return _meet_within(keys, options, meetings, says)
     # A rank that joins reads the number of the meeting to come. One that has met, or has given up, raises it. A group
     # cannot be left before all have joined, so all of its ranks have read the same number.
     number = keys.compare_set("meeting", b"", b"0")
@@ -86,13 +85,6 @@ def gather(options: Any, name: str, says: bytes, meetings: Meetings | None) -> t
     return met, met.allgather_bytes(says)
 
 
-class _Place:
-    """Of one rank in a group, and how long it waits for the others."""
-
-    def __init__(self, rank: int, size: int, timeout: float) -> None:
-        self.rank, self.size, self.deadline = rank, size, Deadline(timeout)
-
-
 def _at(store: Any, like: TorchStore) -> TorchStore:
     made = copy.copy(like)
     made._store = store
@@ -100,10 +92,11 @@ def _at(store: Any, like: TorchStore) -> TorchStore:
 
 
 def _meet_within(
-    keys: TorchStore, own: _Place, members: list[int], meetings: Meetings | None, says: bytes
+    keys: TorchStore, options: Any, meetings: Meetings | None, says: bytes
 ) -> tuple[Rendezvous, list[bytes]]:
     """As `gather`, for ranks that cannot differ in their number, nor share one: the keys have the members."""
-    who = f"group of ranks {members}"
+    who = f"group of ranks {list(options.global_ranks_in_group)}"
+    rank, size, deadline = options.group_rank, options.group_size, Deadline(options.timeout.total_seconds())
     number = 0
     if meetings is not None and meetings.store is not None:
         base = meetings.store
@@ -117,34 +110,33 @@ def _meet_within(
         meeting = _at(dist.PrefixStore(f"{who}, meeting {number}", base), keys)
         number += 1
         # A late rank may have set the number back below, to a meeting that this rank has given up, and others left.
-        if meetings is None and meeting.add(f"comings of rank {own.rank}", 1) > 1:
+        if meetings is None and meeting.add(f"comings of rank {rank}", 1) > 1:
             continue
         try:
-            said = _say_and_hear(meeting, own, says)
+            said = _say_and_hear(meeting, rank, size, deadline, says)
         finally:
             if meetings is None:
                 keys.set("meeting", str(number))
         # Else one had given up before the last one came: then all come to the next meeting.
         if b"" not in said:
-            timeout = own.deadline.timeout
-            return Rendezvous(meeting, own.rank, own.size, timeout, owned=False), said
+            return Rendezvous(meeting, rank, size, deadline.timeout, owned=False), said
 
 
-def _say_and_hear(store: TorchStore, own: _Place, says: bytes) -> list[bytes]:
+def _say_and_hear(store: TorchStore, rank: int, size: int, deadline: Deadline, says: bytes) -> list[bytes]:
     """`join` and `allgather_bytes` in one: what a rank says shows that it has joined; nothing, that it has given up."""
     keys = PrefixStore(RESERVED, store)
-    names = [f"rank {rank}" for rank in range(own.size)]
-    mine = names.pop(own.rank)
+    names = [f"rank {other}" for other in range(size)]
+    mine = names.pop(rank)
     keys.set(mine, says)
     try:
-        if text := wait_for_ranks(keys, names, own.rank, own.size, own.deadline):
+        if text := wait_for_ranks(keys, names, rank, size, deadline):
             raise TimeoutError(text)
         said = keys._apply("present", keys._paths(names))
     except BaseException:
         with contextlib.suppress(Exception):
             keys.set(mine, b"")
         raise
-    return [*said[: own.rank], says, *said[own.rank :]]
+    return [*said[:rank], says, *said[rank:]]
 
 
 _known_facts: dict[bytes, Any] = {}

@@ -85,7 +85,6 @@ class GroupShutdown:
     def _abandon(self, reason: str) -> None:
         with contextlib.suppress(Error):
             internal.abandon(self._backend, reason)
-            self._backend._closed = True
         with contextlib.suppress(Error):
             internal.communicator(self._backend).close(_LEAVING_S)
 
