@@ -18,8 +18,8 @@ from samestep.backend import Backend
 from samestep.distributed import buffers, groups
 from samestep.distributed.groups import WORLD, ReduceOp
 from samestep.distributed.requests import Request, started
-from samestep.errors import InvalidArgumentError, TimeoutError
-from samestep.group.objects import ANY
+from samestep.errors import InvalidArgumentError
+from samestep.group.objects import ANY, wait_or_cancel
 from samestep.reduce_ops import Op, resolve
 
 __all__ = [
@@ -312,12 +312,7 @@ def recv(
     """
     if (of := groups.resolve(group)) is None:
         return _NON_MEMBER
-    request = _start_recv(of, "recv", tensor, src, tag, group_src)
-    try:
-        sender: int = request.wait(of.timeout)
-    except TimeoutError:
-        request._inner.cancel()
-        raise
+    sender: int = wait_or_cancel(_start_recv(of, "recv", tensor, src, tag, group_src))
     return sender
 
 

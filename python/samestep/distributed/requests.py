@@ -58,9 +58,6 @@ class Request(Works):
         """
         return self._wait_all(None if timeout is None else seconds_of(timeout), timeout is None, host)
 
-    def _wait_blocking(self, timeout: float | None = None) -> Any:
-        return self.wait(timeout)
-
     def _give_up(self) -> None:
         """The group ends now, and this request is no longer waited for."""
         self._given_up = True

@@ -38,7 +38,8 @@ class _SendRecvWork(Works):
         go_on(self)
 
 
-def _wait_or_cancel(receive: Work[_T], limit: float | None) -> _T:
+def wait_or_cancel(receive: Work[_T], limit: float | None = None) -> _T:
+    """The result of a receive; one that is given up is cancelled. `limit`: seconds, None for the group's."""
     if limit is not None:
         receive._timeout = limit  # also of `__del__`, for a message that had begun to arrive
     try:
@@ -135,7 +136,7 @@ class MessageMethods(MethodSupport):
         Source: MPI 5.0, section 3.2 (MPI_Recv).
         """
         limit = self._checked(timeout)
-        return _wait_or_cancel(self.irecv(out, source, tag), limit)
+        return wait_or_cancel(self.irecv(out, source, tag), limit)
 
     def irecv(self, out: Any, source: int | None = ANY, tag: int = ANY) -> Work[Status]:
         """Non-blocking `recv`; the result of the Work is the Status."""
@@ -167,7 +168,7 @@ class MessageMethods(MethodSupport):
           (3, array([0, 1, 2]))
         """
         limit = self._checked(timeout)
-        return _wait_or_cancel(self._probe(source, tag), limit)
+        return wait_or_cancel(self._probe(source, tag), limit)
 
     def iprobe(self, source: int | None = ANY, tag: int = ANY) -> Status | None:
         """The status of a matching message; None if none has arrived. Never blocks."""
@@ -390,7 +391,7 @@ class MessageMethods(MethodSupport):
     def recv_object(self, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None) -> Any:
         """Receive the next object that was sent with `send_object`. If `source` is None, returns None."""
         limit = self._checked(timeout)
-        return _wait_or_cancel(self.irecv_object(source, tag), limit)
+        return wait_or_cancel(self.irecv_object(source, tag), limit)
 
     def irecv_object(self, source: int | None = ANY, tag: int = ANY) -> Work[Any]:
         """Non-blocking `recv_object`; the result of the Work is the object."""

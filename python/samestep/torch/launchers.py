@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from samestep._util import launchers, mpi_library
 from samestep.errors import UnavailableError
+from samestep.group.hosts import locate
 from samestep.world import mpi_world
 from samestep.world.choice import check_claims, check_launch, gather
 
@@ -105,9 +106,8 @@ def _at_first_host(started_by: launchers.Launcher, timeout: timedelta) -> dist.T
 def _local_variables(store: Any, rank: int, size: int) -> dict[str, int]:
     """This rank's number among those of its host, and their number, as variables."""
     store.set(str(rank), socket.gethostname())
-    everywhere = [store.get(str(r)) for r in range(size)]
-    same_host = [r for r, name in enumerate(everywhere) if name == everywhere[rank]]
-    return {"LOCAL_RANK": same_host.index(rank), "LOCAL_WORLD_SIZE": len(same_host)}
+    here = locate([store.get(str(r)) for r in range(size)], rank)
+    return {"LOCAL_RANK": here.local_rank, "LOCAL_WORLD_SIZE": here.local_size}
 
 
 def _check_claims(url: str, actual: dict[str, int], by: str) -> None:
