@@ -43,10 +43,9 @@ def takes_backend(function: _F) -> _F:
 
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
-        if not args or not isinstance(args[0], CollectiveMethods):
-            first = args or [keywords[name] for name in ["backend"] if name in keywords]
-            if not first or not isinstance(first[0], CollectiveMethods):
-                raise not_a_backend(_call_of(function), *first)
+        first = args or [keywords[name] for name in ["backend"] if name in keywords]
+        if not first or not isinstance(first[0], CollectiveMethods):
+            raise not_a_backend(_call_of(function), *first)
         return function(*args, **keywords)
 
     return checked  # type: ignore[return-value]

@@ -23,11 +23,8 @@ class InvalidArgumentError(errors.InvalidArgumentError, dist.DistBackendError):
     """Arguments that do not fit; `samestep.InvalidArgumentError` and `torch.distributed.DistBackendError`."""
 
 
-_ALSO_TORCH: dict[type[Exception], type[Exception]] = {
-    errors.TimeoutError: TimeoutError,
-    errors.PeerLostError: PeerLostError,
-    errors.MismatchError: MismatchError,
-    errors.InvalidArgumentError: InvalidArgumentError,
+_ALSO_TORCH: dict[type, type[Exception]] = {
+    kind.__bases__[0]: kind for kind in (TimeoutError, PeerLostError, MismatchError, InvalidArgumentError)
 }
 
 
