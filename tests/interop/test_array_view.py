@@ -178,8 +178,9 @@ def test_buffers(kind):
     assert view(x) == numpy_says(np.asarray(x))
 
 
+CHARACTERS = "w" if "w" in array.typecodes else "u"  # the type of the elements, new in Python 3.13
 BAD_BUFFERS = {
-    "characters": (lambda: array.array("u", "ab"), "array.array holds elements of format '[uw]' and 4 bytes"),
+    "characters": (lambda: array.array(CHARACTERS, "ab"), "array.array holds elements of format '[uw]' and 4 bytes"),
     "bytes of length one": (lambda: ctypes.create_string_buffer(3), "format '<c'"),
     "foreign byte order": (ctypes.c_float.__ctype_be__ * 3, "format '>f'"),
     "pointers": (ctypes.c_void_p * 2, r"cast\('B'\)"),
@@ -240,7 +241,7 @@ def makers():
     yield "jax", lambda: pytest.importorskip("jax").numpy.zeros(3)
     yield "jax bfloat16", lambda: pytest.importorskip("jax").numpy.zeros(3, "bfloat16")
     yield "array.array", lambda: array.array("f", [1.0])
-    yield "array.array refused", lambda: array.array("u", "a")
+    yield "array.array refused", lambda: array.array(CHARACTERS, "a")
     yield "not an array", object
 
 
