@@ -26,7 +26,6 @@ from samestep.step.gradients import allreduce_tree, reduce_gradients
 from samestep.step.state_hash import Verifier, leaf_hash
 from samestep.trees import flatten, signature
 from samestep.trees.facts import NO_FACTS, Facts, numbers_in, text_of
-from samestep.trees.fusion import timer
 from samestep.trees.identity import identity_of, is_array, is_number, key_text
 from samestep.trees.structure import expand_jax
 
@@ -275,7 +274,7 @@ def _require_equal(backend: Group, act: str, extra: dict[str, Any], no_functions
 def _require_facts(backend: Group, act: str, facts: Facts) -> None:
     def compare(*values: Any) -> list[Any]:
         by = signature.Comparison(facts.with_values(values))
-        signature.gather_if_different(group, signature.Description(act, [], [], []), timer(None), by=by)
+        signature.compare(group, signature.Description.of(act, [], []), by=by)
         return list(values)
 
     group = backend

@@ -19,7 +19,7 @@ from samestep.reduce_ops import Op
 from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
 from samestep.trees import signature
 from samestep.trees.facts import NO_FACTS, Facts
-from samestep.trees.fusion import as_dtype, timer
+from samestep.trees.fusion import as_dtype
 
 GRANULE = 64
 """Elements: leaves start, and ranks meet, at multiples of it. Vectorised updates then see the ends of leaves where they
@@ -121,11 +121,10 @@ class FlatExchange:
         names = [self._names[i] for i in split]
         if layouts:
             names += [f"{name} in memory" for name in names]
-        mine = signature.Description(act, names, [*kinds, *layouts], list(range(len(names))))
+        mine = signature.Description.of(act, names, [*kinds, *layouts])
         by = signature.Comparison(facts)
-        everyone = signature.gather_if_different(self._backend, mine, timer(None), by=by)
+        everyone = signature.compare(self._backend, mine, by=by, absent_is_fine=True)
         if everyone is not None:
-            signature.check_same(self._backend.name, everyone, absent_is_fine=True)
             columns = zip(*(theirs.kinds[: len(split)] for theirs in everyone), strict=True)
             kinds = [next((what for what in column if what != signature.ABSENT), "") for column in columns]
         return [what.split(" ")[0] if what not in ("", signature.ABSENT) else None for what in kinds]

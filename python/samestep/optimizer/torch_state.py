@@ -15,7 +15,6 @@ from samestep.step.agree import require_same_order
 from samestep.step.state_hash import same
 from samestep.trees import signature
 from samestep.trees.divided import viewed_by_fsdp, why_divided
-from samestep.trees.fusion import timer
 
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -74,11 +73,8 @@ def require_same(backend: Group, act: str, named: dict[str, torch.Tensor]) -> No
     kinds = [
         f"{str(p.dtype)[6:]} {tuple(p.shape)} strides {p.stride()}{_particulars(p)}" for p in named.values()
     ]
-    mine = signature.Description(act, list(named), kinds, list(range(len(named))))
     with _core.UserCall(act):
-        everyone = signature.gather_if_different(backend, mine, timer(None))
-    if everyone is not None:
-        signature.check_same(backend.name, everyone)
+        signature.compare(backend, signature.Description.of(act, list(named), kinds))
 
 
 def _particulars(parameter: torch.Tensor) -> str:

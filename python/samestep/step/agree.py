@@ -81,10 +81,7 @@ def header_of_present(present: int, tree: Tree | None) -> int:
         return NO_OPINION
     if present == tree.layout.present:
         return ALL_PRESENT
-    from hashlib import blake2b
-
-    digest = blake2b(present.to_bytes(len(tree.layout.specs) // 8 + 1, "little"), digest_size=7)
-    return 2 + int.from_bytes(digest.digest(), "little")
+    return 2 + (signature.digest_of(f"{present:x}") >> 8)
 
 
 def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> None:
@@ -158,7 +155,7 @@ def _check(backend: Group, everyone: list[Any], act: str) -> None:
     """Ranks without a tree use the description of the first rank with one, so that all raise the same error."""
     first = next(entry for entry in everyone if entry is not None)
     descriptions = [
-        signature.Description(act, entry[0], [row[0] for row in entry[1]], list(range(len(entry[0]))))
+        signature.Description.of(act, entry[0], [row[0] for row in entry[1]])
         for entry in (entry or first for entry in everyone)
     ]
     signature.check_same(backend.name, descriptions, absent_is_fine=True)
@@ -261,9 +258,7 @@ def all_finite(backend: Group, tree: Any, timeout: float | None) -> bool:
             return worst == 0
         kinds = signature.with_refusals([""] * len(finite), unknown)
         found = backend._allgather_facts([flat.names, kinds], [Many(str), Many(str)], left())
-        signature.raise_refused(
-            backend.name, [signature.Description(act, rows[0], rows[1], []) for rows in found]
-        )
+        signature.raise_refused(backend.name, [signature.Description.of(act, *rows) for rows in found])
     raise AssertionError  # a rank has counted one
 
 

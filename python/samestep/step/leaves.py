@@ -97,12 +97,7 @@ class Layout:
     @functools.cached_property
     def digest(self) -> int:
         """A 64-bit hash of everything that must agree on all ranks; never 0."""
-        from hashlib import blake2b  # imports OpenSSL
-
-        text = "\0".join([*self.names, *(spec.what for spec in self.specs)])
-        return 1 + int.from_bytes(
-            blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest(), "little"
-        )
+        return 1 + (signature.digest_of("\0".join([*self.names, *(spec.what for spec in self.specs)])) >> 8)
 
     @functools.cached_property
     def present(self) -> int:

@@ -185,9 +185,7 @@ def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -
             else ""
             for i, kind in enumerate(kinds)
         ]
-        what = signature.with_refusals(what, refusals)
-        described.append(signature.Description(act, names, what, list(range(len(names)))))
-    signature.raise_refused(backend.name, described)
+        described.append(signature.Description.of(act, names, signature.with_refusals(what, refusals)))
     signature.check_same(backend.name, described, absent_is_fine=True)
     return [
         next((kind for kind in column if kind is not None), None)

@@ -57,7 +57,7 @@ def same(
         if not (everyone == mine).all():
             mine_in_full = [names, kinds, [leaf.hex() for leaf in hashes]]
             _raise_difference(backend, mine_in_full, left(), act, when)
-        signature.raise_refused(backend.name, [signature.Description(act, names, kinds, [])])
+        signature.raise_refused(backend.name, [signature.Description.of(act, names, kinds)])
     return digest.hex()
 
 
@@ -85,11 +85,8 @@ def _raise_difference(
     backend: Group, mine: list[list[str]], timeout: float | None, act: str, when: str
 ) -> None:
     everyone = backend._allgather_facts(mine, [Many(str), Many(str), Many(str)], timeout)
-    descriptions = [
-        signature.Description(act, names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
-    ]
-    signature.raise_refused(backend.name, descriptions)
-    signature.check_same(backend.name, descriptions, cure=when)
+    described = [signature.Description.of(act, names, kinds) for names, kinds, _ in everyone]
+    signature.check_same(backend.name, described, cure=when)
     raise MismatchError(
         f"{act} in group {backend.name}: {first_difference(mine[0], [row for *_, row in everyone])}{when}"
     )

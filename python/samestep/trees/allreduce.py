@@ -271,9 +271,9 @@ def _reduce(  # noqa: PLR0917 - the call, one after the other
     if refused := {**refused, **divided}:
         kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
-    everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
-    if everyone is not None:
-        signature.check_same(backend.name, everyone, absent_is_fine=True, aliases=weights is None)
+    everyone = signature.compare(
+        backend, mine, left, compared=compared, by=by, absent_is_fine=True, aliases=weights is None
+    )
     signature.refuse_clash(backend.name, mine, everyone, clash)
     if everyone is not None:
         _agree_on_aliases(everyone, values, aliases, act)

@@ -109,7 +109,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         kinds = signature.with_refusals(kinds, divided)
     mine = signature.Description(act, flat.names, kinds, aliases)
     by = signature.Comparison(facts)
-    everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
+    everyone = signature.compare(backend, mine, left, compared=compared, by=by, aliases=False)
     if everyone is not None:
         aliases = _common_aliases(backend, everyone, infos, root=root, left=left)
     # In host memory shared elements get the same bytes twice, as all ranks share the same ones.
@@ -174,7 +174,6 @@ def _common_aliases(
     Ranks may differ in that where arrays are replaced anyway, e.g. after root alone has loaded a checkpoint.
     Where they are written in place the difference is an error.
     """
-    signature.check_same(backend.name, everyone, aliases=False)
     roots, mine = everyone[root].aliases, everyone[backend.rank].aliases
     bad = any(info and info.writable and p != q for info, p, q in zip(infos, roots, mine, strict=True))
     if any(backend._allgather_facts(bad, bool, left())):

@@ -14,7 +14,6 @@ from samestep.group.compiled_collective import Collective
 from samestep.group.group import Group
 from samestep.trees import Flat, signature
 from samestep.trees.facts import NO_FACTS, Facts, refused_texts, text_of_bytes
-from samestep.trees.fusion import timer
 from samestep.trees.identity import is_flag, passes
 from samestep.trees.reducible import flag_text
 
@@ -118,8 +117,5 @@ def _explain(
     facts = (*collective.facts, *zip(collective.compared, texts, strict=True))
     kinds += [what for _, what in flags]
     names = [*collective.names, *(name for name, _ in flags)]
-    mine = signature.Description(collective.act, names, kinds, list(range(len(kinds))))
     by = signature.Comparison(Facts(facts, cure=collective.cure))
-    everyone = signature.gather_if_different(group, mine, timer(None), compared=True, by=by)
-    assert everyone is not None
-    signature.check_same(group.name, everyone)
+    signature.compare(group, signature.Description.of(collective.act, names, kinds), compared=True, by=by)

@@ -41,6 +41,11 @@ class Description(NamedTuple):
     kinds: list[str]
     aliases: list[int]
 
+    @classmethod
+    def of(cls, act: str, names: Sequence[str], kinds: Sequence[str]) -> Description:
+        """Of leaves no two of which are known to be one array."""
+        return cls(act, list(names), list(kinds), list(range(len(names))))
+
 
 class LeafTable(NamedTuple):
     """What the leaves of a tree are, as columns with one entry per leaf."""
@@ -211,7 +216,7 @@ class Comparison:
         """Compare these, too."""
         if facts.texts:
             self.facts = Facts((*self.facts.texts, *facts.texts), cure=self.facts.cure or facts.cure)
-            self.key = _digest_of("\0".join(sum(self.facts.texts, ())))
+            self.key = digest_of("\0".join(sum(self.facts.texts, ())))
 
     def suits(self, tree: _core.FastTree) -> bool:
         """Whether the call can take the fast path for a simple tree."""
@@ -257,58 +262,52 @@ def try_fast_tree(
     return None, True
 
 
-def gather_if_different(
+def compare(
     backend: Group,
     mine: Description,
-    timeout: Callable[[], float | None],
+    timeout: Callable[[], float | None] = lambda: None,
     *,
     compared: bool = False,
     by: Comparison = BY_DIGEST,
+    absent_is_fine: bool = False,
+    aliases: bool = True,
 ) -> list[Description] | None:
     """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective.
 
     Args:
       compared: this rank has given the digest of a plain tree, which differed from what others gave.
+      absent_is_fine, aliases: what may differ, as for `check_same`.
 
-    Raises:
-      InvalidArgumentError: on all ranks: the call does not take a leaf of some rank.
+    Raises: as `check_same`, on all ranks; also if facts differ.
     """
-    if backend.size == 1:
+    is_alike = backend.size == 1
+    if not is_alike and not compared:
+        shared = [f"{i} is {alias}" for i, alias in enumerate(mine.aliases) if i != alias]
+        text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
+        is_alike = by.same_everywhere(backend, digest_of(text), timeout())
+    if is_alike:
         raise_refused(backend.name, [mine])
         return None
-    if compared:
-        return _gather_all(backend, mine, timeout(), by.facts)
-    shared = [f"{i} is {alias}" for i, alias in enumerate(mine.aliases) if i != alias]
-    text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
-    if by.same_everywhere(backend, _digest_of(text), timeout()):
-        if _REFUSED in text:
-            raise_refused(backend.name, [mine])
-        return None
-    return _gather_all(backend, mine, timeout(), by.facts)
-
-
-def _digest_of(text: str) -> int:
-    from hashlib import blake2b  # brings a library of ciphers
-
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
-
-
-def _gather_all(
-    backend: Group, mine: Description, timeout: float | None, facts: Facts = NO_FACTS
-) -> list[Description]:
-    """Descriptions of all ranks, which have the same facts."""
-    names, texts = ([fact[i] for fact in facts.texts] for i in range(2))
+    names, texts = ([fact[i] for fact in by.facts.texts] for i in range(2))
     sent = [mine.act, [*mine.names, *names], [*mine.kinds, *texts], mine.aliases]
     layout = [str, Many(str), Many(str), Many(int)]
     everyone, known = [], []
-    for act, theirs, kinds, aliases in backend._allgather_facts(sent, layout, timeout):
-        n = len(aliases)
-        everyone.append(Description(act, theirs[:n], kinds[:n], aliases))
+    for act, theirs, kinds, same in backend._allgather_facts(sent, layout, timeout()):
+        n = len(same)
+        everyone.append(Description(act, theirs[:n], kinds[:n], same))
         known.append(dict(zip(theirs[n:], kinds[n:], strict=True)))
     raise_refused(backend.name, everyone)
     if all(description.act == mine.act for description in everyone):
-        facts_.check(f"{mine.act} in group {backend.name}", known, facts.cure)
+        facts_.check(f"{mine.act} in group {backend.name}", known, by.facts.cure)
+    check_same(backend.name, everyone, absent_is_fine=absent_is_fine, aliases=aliases)
     return everyone
+
+
+def digest_of(text: str) -> int:
+    """64 bits of a text, the same on all ranks."""
+    from hashlib import blake2b  # brings a library of ciphers
+
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def check_same(
@@ -319,13 +318,15 @@ def check_same(
     aliases: bool = True,
     cure: str = "",
 ) -> None:
-    """Raise MismatchError, the same on every rank, for the first leaf that is not the same everywhere.
+    """Raise MismatchError, the same on every rank, for the first leaf that is not the same everywhere; or, before,
+    InvalidArgumentError for one that the call does not take.
 
     Args:
       absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
       aliases: compare also which entries of the tree are one and the same array.
       cure: the end of the error; "" for the usual one.
     """
+    raise_refused(group, everyone)
     acts = [description.act for description in everyone]
     if len(set(acts)) > 1:
         raise MismatchError(f"group {group}: {by_rank(acts)}; all ranks must make the same call")
