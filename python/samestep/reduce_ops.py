@@ -153,6 +153,11 @@ def resolve(op: Op, verb: str = "") -> tuple[int, float]:
     return known.value, 1.0
 
 
+def is_mean(op: Op) -> bool:
+    """Whether `op` stands for AVG."""
+    return resolve(op) == (AVG.value, 1.0)
+
+
 def why_too_large(x: Any, op: int, factor: float, size: int) -> str:
     """Why the result for `x`, if it is an int of Python, may not fit 64 bits; "" if it does. Arrays wrap around.
 

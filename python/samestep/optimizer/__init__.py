@@ -11,7 +11,7 @@ from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.optimizer import extra_arguments
 from samestep.optimizer.extra_arguments import averaged
-from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
+from samestep.reduce_ops import Op, ReduceOp, is_mean, resolve
 
 __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state", "no_sync", "shard_state"]
 
@@ -103,7 +103,7 @@ def _is_pair(opt: Any) -> bool:
 
 
 def _require_mean(op: Op) -> None:
-    if isinstance(op, Premul) or resolve(op) != resolve(ReduceOp.AVG):
+    if not is_mean(op):
         raise InvalidArgumentError("optimizers: shards and weighted are for op AVG")
 
 

@@ -20,7 +20,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
-from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.reduce_ops import Op, ReduceOp, is_mean
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_tree, reduce_gradients
 from samestep.step.state_hash import Verifier, leaf_hash
@@ -207,7 +207,7 @@ def reduce_all(
     if backend.size > 1 and extra:
         if op is not None:
             own = {k: extra[k] for k in _REDUCED if k in extra and _is_numeric(extra[k])}
-            if weight is not None or resolve(op) != resolve(ReduceOp.AVG):
+            if weight is not None or not is_mean(op):
                 no_functions = no_functions or _ANOTHER_MEAN
         if callable(extra.get(_FUNCTION)) and not no_functions:
             extra = {**extra, _FUNCTION: averaged(backend, extra[_FUNCTION])}

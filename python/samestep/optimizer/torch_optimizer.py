@@ -24,7 +24,7 @@ from samestep.errors import InvalidArgumentError, MismatchError, StepError, Unav
 from samestep.group.group import Group
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
 from samestep.optimizer.torch_state import Settings, named_parameters, require_plain, require_same, state_of
-from samestep.reduce_ops import Premul, ReduceOp, resolve
+from samestep.reduce_ops import PREMUL, ReduceOp, is_mean, resolve
 from samestep.step.state_hash import Verifier, same
 from samestep.step.together import note_reduced
 from samestep.trees.allreduce import op_name
@@ -52,10 +52,7 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
     (`model.double()`) between passes. Adding up gradients over several passes needs `no_sync` if `op` is not AVG;
     without it `backward` raises InvalidArgumentError.
     """
-    if not isinstance(op, Premul) and resolve(op, "DistributedOptimizer") not in (
-        resolve(ReduceOp.AVG),
-        resolve(ReduceOp.SUM),
-    ):
+    if resolve(op, "DistributedOptimizer")[0] not in (ReduceOp.AVG.value, ReduceOp.SUM.value, PREMUL):
         raise InvalidArgumentError(
             f"DistributedOptimizer: gradients can be combined by AVG, SUM or premul, not {op}"
         )
@@ -113,7 +110,7 @@ class Averager:
         self._optimizer = weakref.ref(optimizer)
         self._settings, self._has_other_settings = Settings(backend, optimizer, "DistributedOptimizer"), False
         self._op = op
-        self.is_mean = not isinstance(op, Premul) and resolve(op) == resolve(ReduceOp.AVG)
+        self.is_mean = is_mean(op)
         self._slots: dict[int, Slot] = {}  # by id of the parameter
         self._frozen: list[weakref.ref[torch.Tensor]] = []
         self._buckets: list[Bucket] = []

@@ -24,7 +24,7 @@ from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_sharded_state import gather, require_elementwise, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
 from samestep.optimizer.torch_state import Settings, named_parameters, require_plain
-from samestep.reduce_ops import Premul, ReduceOp, resolve
+from samestep.reduce_ops import Premul, is_mean
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
 
@@ -192,13 +192,12 @@ class _ShardedStep:
     def _watch(self) -> None:
         """Learn of gradients that `backward` computes from now on until `step`."""
         self._stop_watching()
-        is_mean = not isinstance(self._op, Premul) and resolve(self._op) == resolve(ReduceOp.AVG)
         myself = weakref.ref(self)
         for parameter in self.parameters:
             if parameter.requires_grad:
                 seen = functools.partial(_see_another_gradient, myself)
                 self._watches.append(parameter.register_post_accumulate_grad_hook(seen))
-                if not is_mean:
+                if not is_mean(self._op):
                     before = functools.partial(_look_at_sum, myself, weakref.ref(parameter))
                     self._watches.append(parameter.register_hook(before))
 

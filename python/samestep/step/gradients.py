@@ -9,7 +9,7 @@ from samestep._util.text import error_text
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
-from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.reduce_ops import Op, ReduceOp, is_mean
 from samestep.step import leaves
 from samestep.step.together import note_reduced
 from samestep.trees import allreduce
@@ -126,7 +126,7 @@ def _reduce(
     weights = None if weight is None else Weights(backend, act)
     if weights is not None:
         try:
-            if resolve(op) != resolve(ReduceOp.AVG):
+            if not is_mean(op):
                 raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
             weights.mine = weights.total = weight_of(weight, act)
         except (InvalidArgumentError, TypeError, ValueError) as error:
