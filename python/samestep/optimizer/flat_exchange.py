@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, trees
-from samestep.arrays import ArrayInfo
+from samestep import _core, arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.group import Group
@@ -99,51 +98,43 @@ class FlatExchange:
         return self.partition.size == self._backend.size
 
     def agreed_dtypes(
-        self,
-        act: str,
-        split: list[int],
-        kinds: list[str],
-        layouts: Sequence[str] = (),
-        facts: Facts = NO_FACTS,
-    ) -> list[str | None]:
-        """The dtypes of the gradients of some leaves; None if no rank has one. Collective.
+        self, act: str, kinds: Mapping[int, str], beside: Mapping[str, str], facts: Facts = NO_FACTS
+    ) -> dict[int, str]:
+        """The dtypes of the gradients of some leaves, as far as a rank has one. Collective.
 
         Args:
-          split: the leaves.
-          kinds: of each, dtype and shape of this rank's gradient, or "None".
-          layouts: of each, how the elements lie where parts are taken in that order, with or without a gradient.
+          kinds: by leaf, dtype and shape of this rank's gradient, or "None".
+          beside: by name, what has to be alike on all ranks with or without a gradient.
           facts: what must be equal on all ranks as well.
 
         Raises:
           MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
         """
         self.require_current()
-        names = [self._names[i] for i in split]
-        if layouts:
-            names += [f"{name} in memory" for name in names]
-        mine = signature.Description.of(act, names, [*kinds, *layouts])
+        names = [*(self._names[i] for i in kinds), *beside]
+        mine = signature.Description.of(act, names, [*kinds.values(), *beside.values()])
         by = signature.Comparison(facts)
-        everyone = signature.compare(self._backend, mine, by=by, absent_is_fine=True)
-        if everyone is not None:
-            columns = zip(*(theirs.kinds[: len(split)] for theirs in everyone), strict=True)
-            kinds = [next((what for what in column if what != signature.ABSENT), "") for column in columns]
-        return [what.split(" ")[0] if what not in ("", signature.ABSENT) else None for what in kinds]
+        everyone = signature.compare(self._backend, mine, by=by, absent_is_fine=True) or [mine]
+        columns = zip(*(theirs.kinds[: len(kinds)] for theirs in everyone), strict=True)
+        known = (
+            (i, [what for what in column if what != signature.ABSENT])
+            for i, column in zip(kinds, columns, strict=True)
+        )
+        return {i: found[0].split(" ")[0] for i, found in known if found}
 
-    def reduce_scatter(
-        self, leaves: Sequence[Any], dtypes: Sequence[str | None], op: Op
-    ) -> list[Flat | None]:
-        """Reduce all leaves over all ranks. Collective.
+    def reduce_scatter(self, leaves: Mapping[int, Any], dtypes: Mapping[int, str], op: Op) -> dict[int, Flat]:
+        """Reduce leaves over all ranks. Collective.
 
         Args:
-          leaves: the arrays; None counts as zeros.
-          dtypes: of each; None for a leaf that no rank has.
+          leaves: the arrays by leaf; None counts as zeros.
+          dtypes: of each leaf that some rank has.
           op: as for `Backend.reduce_scatter`.
 
         Returns:
-          By leaf, the bytes of this rank's elements, which the next call overwrites; None for leaves of no rank.
+          By leaf that some rank has, the bytes of this rank's elements, which the next call overwrites.
         """
-        self._backend._await_streams([leaf for leaf in leaves if leaf is not None], None)
-        own: list[Flat | None] = [None] * len(leaves)
+        self._backend._await_streams([leaf for leaf in leaves.values() if leaf is not None], None)
+        own: dict[int, Flat] = {}
         works = []
         for key, buffer in self.partition.buffers.items():
             dtype = self._common_dtype(buffer, dtypes)
@@ -152,42 +143,39 @@ class FlatExchange:
             flat, nbytes = self._flat(key, dtype, buffer.block * self._backend.size)
             for i, start in zip(buffer.leaves, buffer.starts, strict=True):
                 whole = flat[start * nbytes : (start + self.partition.counts[i]) * nbytes]
-                if leaves[i] is None:
+                if leaves.get(i) is None:
                     whole[:] = 0
                 elif len(whole):
                     _core.pack([leaves[i]], whole)
-            blocks = as_dtype(flat, dtype).reshape(self._backend.size, buffer.block)
-            works.append(self._backend.ireduce_scatter(blocks, op, out=blocks[self._backend.rank]))
-            for i, start in zip(buffer.leaves, buffer.starts, strict=True):
-                if dtypes[i] is not None:
+                if i in dtypes:
                     part = self.part(i)
                     own[i] = flat[(start + part.start) * nbytes : (start + part.stop) * nbytes]
+            blocks = as_dtype(flat, dtype).reshape(self._backend.size, buffer.block)
+            works.append(self._backend.ireduce_scatter(blocks, op, out=blocks[self._backend.rank]))
         for work in works:
             work.wait()
         return own
 
-    def allgather(self, parts: Sequence[Any], infos: Sequence[ArrayInfo | None]) -> list[Flat | None]:
+    def allgather(self, parts: Mapping[int, Any]) -> dict[int, Flat]:
         """Join the parts of all ranks. Collective.
 
         Args:
-          parts: by leaf, an array of this rank's elements, of any dtype; what has no info is left out.
+          parts: by leaf, an array of this rank's elements, of any dtype.
 
         Returns:
-          By leaf the bytes of all its elements, which are the caller's; None for what was left out.
+          By leaf the bytes of all its elements, which are the caller's.
         """
         self.require_current()
-        self._backend._await_streams(
-            [x for x, info in zip(parts, infos, strict=True) if info is not None], None
-        )
-        whole: list[Flat | None] = [None] * len(parts)
+        self._backend._await_streams(list(parts.values()), None)
+        dtypes = {i: arrays.info(part).dtype for i, part in parts.items()}
+        whole: dict[int, Flat] = {}
         works = []
         for key, buffer in self.partition.buffers.items():
-            kinds = [None if (info := infos[i]) is None else info.dtype for i in buffer.leaves]
-            for dtype in dict.fromkeys(kind for kind in kinds if kind is not None):
+            for dtype in dict.fromkeys(dtypes[i] for i in buffer.leaves if i in dtypes):
                 mine, nbytes = self._flat(f"part of {key}", dtype, buffer.block)
                 flat = self._backend.empty(len(mine) * self._backend.size, "uint8")
-                for i, start, kind in zip(buffer.leaves, buffer.starts, kinds, strict=True):
-                    if kind != dtype:
+                for i, start in zip(buffer.leaves, buffer.starts, strict=True):
+                    if dtypes.get(i) != dtype:
                         continue
                     part = self.part(i)
                     at = start + part.start - self._backend.rank * buffer.block
@@ -223,15 +211,13 @@ class FlatExchange:
                 f"{self.partition.size}; make the optimizer anew, and compile functions that use it anew"
             )
 
-    def _common_dtype(self, buffer: Buffer, dtypes: Sequence[str | None]) -> str | None:
-        found = {dtypes[i]: i for i in reversed(buffer.leaves) if dtypes[i] is not None}
+    def _common_dtype(self, buffer: Buffer, dtypes: Mapping[int, str]) -> str | None:
+        found = {dtypes[i]: i for i in reversed(buffer.leaves) if i in dtypes}
         if len(found) > 1:
-            one, other = [f"{signature.leaf_text(self._names[i])} is {dtype}" for dtype, i in found.items()][
-                :2
-            ]
+            texts = [f"{signature.leaf_text(self._names[i])} is {dtype}" for dtype, i in found.items()]
             raise InvalidArgumentError(
-                f"ShardedOptimizer: the gradient of {one} and that of {other}, but the parameters are of one dtype; "
-                "cast the gradients"
+                f"ShardedOptimizer: the gradient of {texts[0]} and that of {texts[1]}, but the parameters are of one "
+                "dtype; cast the gradients"
             )
         return next(iter(found), None)
 

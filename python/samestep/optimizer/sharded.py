@@ -86,9 +86,8 @@ class ShardedTransformation:
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
         plan, self.divided_among = self._plan_for(flat), self._backend.size
-        if self._backend.size == 1:
-            return self._noted(self.inner.init(params), plan, params, made_of=params)
-        return self._noted(self.inner.init(plan.cut(flat, f"{_ACT}.init")), plan, params, made_of=params)
+        given = params if self._backend.size == 1 else plan.cut(flat, f"{_ACT}.init")
+        return self._noted(self.inner.init(given), plan, params, made_of=params)
 
     def _noted(self, state: Any, plan: Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
         """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
@@ -164,10 +163,9 @@ class ShardedTransformation:
         if params is not None:
             return self._plan_for(trees.flatten(params))
         known = self._plan
-        is_right = known is not None and known.names == grads.names
-        return (
-            known if known is not None and is_right and known.exchange.is_current() else self._plan_for(grads)
-        )
+        if known is not None and known.names == grads.names and known.exchange.is_current():
+            return known
+        return self._plan_for(grads)
 
     # ---- gradients in, updates out
 
@@ -185,32 +183,21 @@ class ShardedTransformation:
                     f"{_ACT}.update: the gradient of {signature.leaf_text(plan.names[i])} has shape "
                     f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
                 )
-        others = [i for i in range(len(specs)) if i not in split]
-        found = [*(specs[i].what for i in split), *(_kind_of_whole(specs[i]) for i in others)]
+        kinds = {i: specs[i].what for i in split}
+        others = {name: _kind_of_whole(specs[i]) for i, name in enumerate(plan.names) if i not in kinds}
 
         def run_on_host(*values: Any) -> list[Any]:
-            leaves = values[: len(split)]
-            known = facts.with_values(values[len(split) :])
+            given = dict(zip(split, values, strict=False))
             with _core.UserCall(_UPDATE):
-                kinds = plan.exchange.agreed_dtypes(_UPDATE, [*split, *others], found, facts=known)[
-                    : len(split)
-                ]
-                whole: list[Any] = [None] * len(specs)
-                dtypes: list[str | None] = [None] * len(specs)
-                for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
-                    whole[i], dtypes[i] = leaf, dtype
-                own = plan.exchange.reduce_scatter(whole, dtypes, self._op)
-            parts: list[Any] = []
-            for i, dtype in zip(split, kinds, strict=True):
-                data, library = own[i], _library(specs[i], plan.specs[i])
-                if data is None or dtype is None:
-                    parts.append(None)
-                    continue
-                held, device = data if plan.exchange.part(i) else None, self._backend.device
-                parts.append(
-                    arrays.from_bytes(held, library, dtype, plan.part_shape(i), device, like=whole[i])
-                )
-            return parts
+                known = facts.with_values(values[len(split) :])
+                dtypes = plan.exchange.agreed_dtypes(_UPDATE, kinds, others, known)
+                own = plan.exchange.reduce_scatter(given, dtypes, self._op)
+            parts: dict[int, Any] = {}
+            for i, data in own.items():
+                held, library = data if plan.exchange.part(i) else None, _library(specs[i], plan.specs[i])
+                shape, device = plan.part_shape(i), self._backend.device
+                parts[i] = arrays.from_bytes(held, library, dtypes[i], shape, device, like=given[i])
+            return [parts.get(i) for i in split]
 
         shapes = {i: plan.part_shape(i) for i in plan.split()}
         leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
@@ -233,14 +220,13 @@ class ShardedTransformation:
                 )
 
         def run_on_host(*leaves: Any) -> list[Any]:
-            parts: list[Any] = [None] * len(specs)
-            infos: list[Any] = [None] * len(specs)
-            for i, leaf in zip(split, leaves, strict=True):
-                parts[i], infos[i] = leaf, arrays.info(leaf)
             with _core.UserCall(_UPDATE):
-                whole = plan.exchange.allgather(parts, infos)
+                whole = plan.exchange.allgather(dict(zip(split, leaves, strict=True)))
             device = self._backend.device
-            return [_whole(whole[i], specs[i], plan.specs[i], device, parts[i]) for i in split]
+            return [
+                _whole(whole[i], specs[i], plan.specs[i], device, leaf)
+                for i, leaf in zip(split, leaves, strict=True)
+            ]
 
         shapes = {i: plan.specs[i].shape for i in plan.split()}
         return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
@@ -383,9 +369,8 @@ def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
     return "numpy" if library == "number" else library
 
 
-def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, like: Any) -> Any:
+def _whole(data: Flat, spec: LeafSpec, of: LeafSpec, device: int | None, like: Any) -> Any:
     """A leaf of the library of `spec` and the shape of the parameter from the bytes of its elements."""
-    assert data is not None
     if spec.library == "numpy" and not of.is_number:
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
     leaf = arrays.from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)

@@ -10,13 +10,13 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from samestep import _core, arrays
+from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.optimizer.flat_exchange import FlatExchange, Partition
@@ -285,53 +285,47 @@ class _ShardedStep:
         if self._is_averaged or self._op is None or self.gradients is not None or is_alone:
             if not is_alone:  # the parts are of equal elements only where these lie in the same order
                 self._exchange.agreed_dtypes(
-                    f"{_ACT}.step()", split, ["None"] * len(split), self._layouts(split)
+                    f"{_ACT}.step()", dict.fromkeys(split, "None"), self._layouts(split)
                 )
             parts = {i: self._exchange.part(i) for i in grads}
-            own = {i: None if g is None else g[parts[i].start : parts[i].stop] for i, g in grads.items()}
+            own: Mapping[int, torch.Tensor | None] = {
+                i: None if g is None else g[parts[i].start : parts[i].stop] for i, g in grads.items()
+            }
         else:
-            own = self._reduced(split, grads)
+            own = self._reduced(grads)
         self._is_averaged = False
         for i, grad in own.items():
             if grad is not None and self._parts[i].numel():
                 self._parts[i].grad = grad.view(self._parts[i].shape)
 
-    def _layouts(self, split: list[int]) -> list[str]:
+    def _layouts(self, split: Iterable[int]) -> dict[str, str]:
         """How the elements of parameters lie: each rank updates those that come next there, whichever they are."""
-        parameters = [self.parameters[i] for i in split]
-        return ["row-major" if p.is_contiguous() else f"with strides {p.stride()}" for p in parameters]
+        named = {f"{self._names[i]} in memory": self.parameters[i] for i in split}
+        return {
+            name: "row-major" if p.is_contiguous() else f"with strides {p.stride()}"
+            for name, p in named.items()
+        }
 
-    def _reduced(
-        self, split: list[int], grads: dict[int, torch.Tensor | None]
-    ) -> dict[int, torch.Tensor | None]:
-        shapes = {i: tuple(self.parameters[i].shape) for i in split}
-        kinds = ["None" if (g := grads[i]) is None else f"{str(g.dtype)[6:]} {shapes[i]}" for i in split]
-        dtypes: list[str | None] = [None] * len(self._names)
-        leaves: list[Any] = [None] * len(self._names)
-        found = self._exchange.agreed_dtypes(f"{_ACT}.step()", split, kinds, self._layouts(split))
-        for i, dtype in zip(split, found, strict=True):
-            leaves[i], dtypes[i] = grads[i], dtype
-        own = self._exchange.reduce_scatter(leaves, dtypes, self._op)
-        reduced: dict[int, torch.Tensor | None] = {}
-        for i in split:
-            data, dtype = own[i], dtypes[i]
-            reduced[i] = None
-            if data is not None and dtype is not None and len(data):
-                host = torch.from_numpy(data).view(getattr(torch, dtype))
-                reduced[i] = host.to(self.parameters[i].device)
-        return reduced
+    def _reduced(self, grads: dict[int, torch.Tensor | None]) -> Mapping[int, torch.Tensor | None]:
+        kinds = {
+            i: "None" if g is None else f"{str(g.dtype)[6:]} {tuple(self.parameters[i].shape)}"
+            for i, g in grads.items()
+        }
+        dtypes = self._exchange.agreed_dtypes(f"{_ACT}.step()", kinds, self._layouts(grads))
+        own = self._exchange.reduce_scatter(grads, dtypes, self._op)
+        return {
+            i: torch.from_numpy(data).view(getattr(torch, dtypes[i])).to(self.parameters[i].device)
+            for i, data in own.items()
+            if len(data)
+        }
 
     def _share(self) -> None:
         """Give every rank all elements of the parameters."""
         if self._backend.size == 1:  # the part is the whole, and a view of it
             return
-        infos: list[Any] = [None] * len(self._parts)
-        for i, trained in enumerate(self._trained):
-            if trained:
-                infos[i] = arrays.info(self._parts[i].detach())
-        whole = self._exchange.allgather([part.detach() for part in self._parts], infos)
-        for i, data in enumerate(whole):
-            if data is not None and len(data):
+        parts = {i: part.detach() for i, part in enumerate(self._parts) if self._trained[i]}
+        for i, data in self._exchange.allgather(parts).items():
+            if len(data):
                 _core.unpack(data, [_in_memory_order(self.parameters[i], self._names[i])])
         torch.autograd.graph.increment_version(
             [p for p, trained in zip(self.parameters, self._trained, strict=True) if trained]
