@@ -67,7 +67,13 @@ def test_the_leaves_of_a_message_are_named(group):
     if part.rank == 0:  # as where the trees have been compared, and the others leave then
         leaves = [np.ones(3), np.ones(4)]
         reduce = lambda: fusion.allreduce_leaves(  # noqa: E731
-            part, leaves, [arrays.info(x) for x in leaves], ss.SUM.value, 1.0, names=["w", "b"], timeout=0.2
+            part,
+            leaves,
+            [arrays.info(x) for x in leaves],
+            ss.SUM.value,
+            1.0,
+            names=["w", "b"],
+            left=fusion.timer(0.2),
         )
         with _core.UserCall("allreduce_gradients(op=SUM)"):
             text = text_of(ss.TimeoutError, reduce)

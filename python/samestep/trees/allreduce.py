@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -160,10 +161,10 @@ class Weights(signature.Comparison):
             1 / most <= self.mine and upper <= most and not tree.has_integers
         )
 
-    def reduce(self, tree: _core.FastTree, left: Timer) -> None:
-        """Store the mean over all ranks into the arrays of a tree."""
-        seconds = self._backend._seconds(left())
-        fused(self._backend).allreduce(tree, MEAN, self.mine, seconds, self.total)
+    @property
+    def operator(self) -> tuple[int, float, float]:
+        """The mean, as the core takes it."""
+        return MEAN, self.mine, self.total
 
     def refusals(self, infos: Sequence[ArrayInfo | None]) -> dict[int, str]:
         """Why leaves cannot be averaged, by index."""
@@ -171,10 +172,10 @@ class Weights(signature.Comparison):
         return {i: why for i, why in found.items() if why}
 
     def operator_for(self, infos: Sequence[ArrayInfo]) -> tuple[int, float, float]:
-        """What `allreduce_leaves` takes for the mean of such arrays. Raises as `require_sum`, on all ranks."""
+        """`operator`, for such arrays. Raises as `require_sum`, on all ranks."""
         groups = {ADDED_AS[info.dtype] for info in infos}
         require_sum(groups, self.total, f"{self._act} in group {self._backend.name}")
-        return MEAN, self.mine, self.total
+        return self.operator
 
 
 def reduce_tree(
@@ -211,19 +212,13 @@ def reduce_tree(
         if not divided:
             fast, compared = signature.try_fast_tree(backend, tree, act, left(), by, device=backend._device)
         if fast is not None and not fast.on_device:
-            if weights is None:
-                fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
-            else:
-                weights.reduce(fast, left)
+            code, factor, *total = resolve(op) if weights is None else weights.operator
+            fused(backend).allreduce(fast, code, factor, backend._seconds(left()), *total)
             return fast.copy()
         flat = trees.flatten(tree)
         if fast is not None:
             infos = list(map(arrays.info, flat.leaves))
-            code, *factors = resolve(op) if weights is None else weights.operator_for(infos)
-            reduced = allreduce_leaves(
-                backend, flat.leaves, infos, int(code), *factors, names=flat.names, timeout=left()
-            )
-            return flat.rebuild(reduced)
+            return flat.rebuild(_reduce_arrays(backend, op, weights, left, flat.leaves, infos, flat.names))
         if flat.static:
             static = static_texts(flat)
             by, facts = by if weights else signature.Comparison(facts), facts.with_texts(static)
@@ -267,7 +262,11 @@ def _reduce(  # noqa: PLR0917 - the call, one after the other
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = signature.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
-    refused = _overflows(leaves, numbers, op, backend.size) if weights is None else weights.refusals(infos)
+    if weights is None:
+        verb = resolve(op)
+        refused = {i: why for i in numbers if (why := why_too_large(leaves[i], *verb, backend.size))}
+    else:
+        refused = weights.refusals(infos)
     if refused := {**refused, **divided}:
         kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
@@ -279,23 +278,24 @@ def _reduce(  # noqa: PLR0917 - the call, one after the other
         _agree_on_aliases(everyone, values, aliases, act)
         infos = _fill_in_zeros(backend, names, values, infos, act=act, left=left)
 
-    moved = {i: info for i, info in enumerate(infos) if info and aliases[i] == i}
-    known = list(moved.values())
-    code, *factors = resolve(op) if weights is None else weights.operator_for(known)
-    reduced = allreduce_leaves(
-        backend,
-        [values[i] for i in moved],
-        known,
-        int(code),
-        *factors,
-        names=[names[i] for i in moved],
-        timeout=left(),
-    )
-    for i, value in zip(moved, reduced, strict=True):
-        values[i] = value
+    call = functools.partial(_reduce_arrays, backend, op, weights, left)
+    values = signature.in_each_array(call, names, values, looks._replace(kinds=kinds, infos=infos))
     for i in numbers:
         values[i] = type(leaves[i])(values[i][()])
-    return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
+    return values
+
+
+def _reduce_arrays(  # noqa: PLR0917 - the operator, then the arrays
+    backend: Group,
+    op: Op,
+    weights: Weights | None,
+    left: Timer,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    names: Sequence[str],
+) -> list[Any]:
+    code, *factors = resolve(op) if weights is None else weights.operator_for(infos)
+    return allreduce_leaves(backend, leaves, infos, int(code), *factors, names=names, left=left)
 
 
 def _agree_on_aliases(
@@ -308,12 +308,6 @@ def _agree_on_aliases(
         if aliases[i] == i != mine:
             values[i] = arrays.of(values[mine]).like(values[mine])
             arrays.copy(values[mine], values[i], act)
-
-
-def _overflows(leaves: Sequence[Any], numbers: Sequence[int], op: Op, size: int) -> dict[int, str]:
-    """Which Python ints may be too large for the result to fit their dtype, and what to do. Arrays wrap around."""
-    verb, factor = resolve(op)
-    return {i: why for i in numbers if (why := why_too_large(leaves[i], verb, factor, size))}
 
 
 def _fill_in_zeros(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 import weakref
@@ -119,25 +120,14 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     results = list(flat.leaves)
     sent = (signature.NUMBER,) if objects == "keep" else (signature.NUMBER, signature.OBJECT)
     _send_objects(backend, results, [i for i, what in enumerate(kinds) if what in sent], root=root, left=left)
-    moved = [(i, info) for i, info in enumerate(infos) if info is not None and aliases[i] == i]
-    leaves = [results[i] for i, _ in moved]
-    received = bcast_leaves(
-        backend,
-        leaves,
-        [info for _, info in moved],
-        root=root,
-        names=[flat.names[i] for i, _ in moved],
-        timeout=left(),
-    )
-    for (i, _), value in zip(moved, received, strict=True):
-        results[i] = value
+    call = functools.partial(bcast_leaves, backend, root=root, left=left)
+    looks = looks._replace(kinds=kinds, aliases=aliases)
+    results = signature.in_each_array(call, flat.names, results, looks)
     if objects == "keep":
         _warn_about_objects(
             backend, flat, [i for i, what in enumerate(kinds) if what == signature.OBJECT], left
         )
-    return flat.rebuild(
-        results[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)
-    )
+    return flat.rebuild(results)
 
 
 def _closed_containers(leaves: list[Any], kinds: list[str]) -> dict[int, str]:

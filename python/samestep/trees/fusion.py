@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def allreduce_leaves(
     code: int,
     *factors: float,
     names: Sequence[str],
-    timeout: float | None = None,
+    left: Timer = lambda: None,
 ) -> list[Any]:
     """Reduce each array with those in its place on the other ranks, as `Backend.allreduce` would one by one.
 
@@ -163,18 +164,17 @@ def allreduce_leaves(
     def takes(i: int) -> bool:
         return nccl_reduces(infos[i].dtype) or (code == ReduceOp.AVG.value and arrays.converts(leaves[i]))
 
-    how = _How(start, on_device, takes, mix_dtypes=False)
-    return _Leaves(backend, leaves, infos, names, how, timer(timeout), list(leaves)).communicate()
+    return _Leaves(backend, leaves, infos, names, left, start, on_device, takes).communicate()
 
 
 def bcast_leaves(
     backend: Group,
     leaves: Sequence[Any],
     infos: Sequence[ArrayInfo],
-    root: int,
-    *,
     names: Sequence[str],
-    timeout: float | None = None,
+    *,
+    root: int,
+    left: Timer,
 ) -> list[Any]:
     """Give each array the value it has on rank `root`. Arguments and result as for `allreduce_leaves`."""
     if backend.size == 1:
@@ -191,45 +191,53 @@ def bcast_leaves(
         return Enqueued(_core.bcast_many(backend._comm, targets, root))
 
     start = functools.partial(backend.ibcast, root=root)
-    how = _How(start, on_device, lambda _: True, mix_dtypes=True, reads=is_root, writes=not is_root)
-    results = _Leaves(backend, leaves, infos, names, how, timer(timeout), list(leaves)).communicate()
+    results = _Leaves(backend, leaves, infos, names, left, start, on_device, root=root).communicate()
     return list(map(arrays.as_received, results)) if is_root else results
 
 
-class _How(NamedTuple):
-    """What a collective does with each message."""
-
-    start: Callable[[Any], Work[Any]]
-    """Starts the operation on one array."""
-    start_on_device: Callable[[list[int], list[Any]], Enqueued]
-    """Starts that of NCCL on the leaves of a message; with the arrays that get the results."""
-    takes: Callable[[int], bool]
-    """Whether NCCL works on a leaf where it lies."""
-    mix_dtypes: bool
-    reads: bool = True
-    writes: bool = True
-
-
-class _Leaves(NamedTuple):
+@dataclasses.dataclass
+class _Leaves:
     """The leaves of one call, and the steps of each message of some of them, which `_run` makes."""
 
     backend: Group
     given: Sequence[Any]
     infos: Sequence[ArrayInfo]
     names: Sequence[str]
-    how: _How
     left: Timer
-    results: list[Any]
+    start: Callable[[Any], Work[Any]]
+    """Starts the operation on one array."""
+    start_on_device: Callable[[list[int], list[Any]], Enqueued]
+    """Starts that of NCCL on the leaves of a message; with the arrays that get the results."""
+    takes: Callable[[int], bool] = lambda _: True
+    """Whether NCCL works on a leaf where it lies."""
+    root: int | None = None
+    """Of a broadcast, which moves bytes; None for a reduction, which cannot mix dtypes."""
+
+    def __post_init__(self) -> None:
+        self.results = list(self.given)
+        self.writes = self.backend.rank != self.root
+        self.reads = self.root is None or not self.writes
 
     def communicate(self) -> list[Any]:
         if _core.memory_is_in_use():  # what copies leaves without the core would not see it
-            _core.settle(self.given, to_write=self.how.writes)
-        many = _for_nccl(self.backend, self.infos, self.how.takes)
-        others = sorted(set(range(len(self.infos))).difference(*many))
-        messages = plan_messages(self.infos, others, mix_dtypes=self.how.mix_dtypes)
+            _core.settle(self.given, to_write=self.writes)
+        ours = self.for_nccl()
+        many = plan_messages(self.infos, ours, mix_dtypes=False, with_nccl=True)
+        others = sorted(set(range(len(self.infos))).difference(ours))
+        messages = plan_messages(self.infos, others, mix_dtypes=self.root is not None)
         of_host = ((self.alone if len(m) == 1 else self.together)(m) for m in messages)
         _run(itertools.chain(map(self.on_device, many), of_host))
         return self.results
+
+    def for_nccl(self) -> list[int]:
+        """Leaves in device memory that NCCL works on where they lie.
+
+        The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
+        """
+        on_device = [i for i, info in enumerate(self.infos) if info.device != "cpu"]
+        if not on_device or not _core.has_nccl(self.backend._comm):
+            return []
+        return [i for i in on_device if self.infos[i].nbytes and self.takes(i)]
 
     def of(self, message: list[int]) -> tuple[list[Any], list[ArrayInfo]]:
         return [self.given[i] for i in message], [self.infos[i] for i in message]
@@ -241,10 +249,10 @@ class _Leaves(NamedTuple):
     def alone(self, message: list[int]) -> _Message:
         (i,) = message
         with self.call_on(message):
-            work = self.how.start(self.given[i])
+            work = self.start(self.given[i])
         yield
         received = work._wait_blocking(self.left())
-        if self.how.writes:
+        if self.writes:
             self.results[i] = received
 
     def together(self, message: list[int]) -> _Message:
@@ -256,14 +264,14 @@ class _Leaves(NamedTuple):
         except IndexError:
             memory = self.backend.empty((BUCKET_NBYTES,), "uint8")
         packed = memory[: sum(info.nbytes for info in infos)]
-        if self.how.reads:
+        if self.reads:
             self.backend._await_streams(on_device, self.left())
             _core.pack(leaves, packed, as_they_lie=True)
         with self.call_on(message):
-            work = self.how.start(packed if self.how.mix_dtypes else as_dtype(packed, infos[0].dtype))
+            work = self.start(packed if self.root is not None else as_dtype(packed, infos[0].dtype))
         yield
         work._wait_blocking(self.left())
-        if self.how.writes:
+        if self.writes:
             self.backend._await_streams(on_device, self.left())
             targets = arrays.targets(leaves, infos)
             _core.unpack(packed, targets, as_they_lie=True)
@@ -272,34 +280,16 @@ class _Leaves(NamedTuple):
 
     def on_device(self, message: list[int]) -> _Message:
         leaves, infos = self.of(message)
-        targets = arrays.targets(leaves, infos) if self.how.writes else leaves
+        targets = arrays.targets(leaves, infos) if self.writes else leaves
         with self.call_on(message):
-            started = self.how.start_on_device(message, targets)
+            started = self.start_on_device(message, targets)
         work: Work[None] = Work(started.inner, self.backend.timeout)
         yield
         work._wait_blocking(self.left())
         if started.complete is not None:
             started.complete()
-        if self.how.writes:
+        if self.writes:
             arrays.deliver(self.results, self.infos, message, targets)
-
-
-def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int], bool]) -> list[list[int]]:
-    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL.
-
-    The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
-    """
-    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
-        return []
-    by_dtype: dict[str, list[int]] = {}
-    for i, info in enumerate(infos):
-        if info.device != "cpu" and info.nbytes and takes(i):
-            by_dtype.setdefault(info.dtype, []).append(i)
-    return [
-        [leaves[j] for j in bucket]
-        for leaves in by_dtype.values()
-        for bucket in plan_buckets([infos[i].nbytes for i in leaves], DEVICE_BUCKET_NBYTES)
-    ]
 
 
 def leaves_text(names: Sequence[str]) -> str:

@@ -416,6 +416,21 @@ def join_views(names: Sequence[str], looks: LeafTable, *, reads: bool) -> tuple[
     return folded or clash
 
 
+def in_each_array(
+    call: Callable[..., list[Any]], names: Sequence[str], values: Sequence[Any], looks: LeafTable
+) -> list[Any]:
+    """`values` with what `call` returns for the arrays among them, each once, given these, their infos and names."""
+    infos = {i: info for i, info in enumerate(looks.infos) if info is not None and looks.aliases[i] == i}
+    made = call([values[i] for i in infos], list(infos.values()), [names[i] for i in infos])
+    results = list(values)
+    for i, value in zip(infos, made, strict=True):
+        results[i] = value
+    return [
+        results[i if kind.startswith(VIEW) else alias]
+        for i, (kind, alias) in enumerate(zip(looks.kinds, looks.aliases, strict=True))
+    ]
+
+
 def _where(names: Sequence[str], one: Place, other: Place) -> str:
     offset = one.address - other.address
     return (
