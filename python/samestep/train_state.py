@@ -271,13 +271,19 @@ class TrainState:
             return
         self._n_made += 1
         while self._n_made > self._n_passed:
-            try:
-                call()
+            if self._or_regroup(call):
                 self._n_passed = self._n_made
-            except Exception as error:
-                if not self._outlives(error):
-                    raise
-                self._regroup(clean=True)
+
+    def _or_regroup(self, call: Callable[[], None], *, admits: bool = False) -> bool:
+        """Make a collective call; False if a rank was lost in it, after which those that are left have met again."""
+        try:
+            call()
+        except Exception as error:
+            if not self._outlives(error):
+                raise
+            self._regroup(clean=True, admits=admits)
+            return False
+        return True
 
     def _save(self, path: str | os.PathLike[str]) -> None:
         problem = self._write(path, self._copies.whole(self._values(), 0))
@@ -287,15 +293,13 @@ class TrainState:
 
     def _save_and_stop(self, path: str) -> None:
         """All ranks stop here, and end only when all know it."""
-        while True:
-            try:
-                self._save(path)
-                self._backend.barrier()
-                return
-            except Exception as error:
-                if not self._outlives(error):
-                    raise
-                self._regroup(clean=True, admits=True)
+
+        def call() -> None:
+            self._save(path)
+            self._backend.barrier()
+
+        while not self._or_regroup(call, admits=True):
+            pass
 
     def _write(self, path: str | os.PathLike[str], values: dict[str, Any]) -> str:
         """Write a file, if this is rank 0; what went wrong, "" if nothing did."""
@@ -388,13 +392,12 @@ class TrainState:
             if here.is_newcomer:
                 self._regroup(clean=True, admits=True)
                 return
-        try:
+
+        def call() -> None:
             self._begin_from_rank_0()
             Together(self._backend, None).prepare()
-        except Exception as error:
-            if not self._outlives(error):
-                raise
-            self._regroup(clean=True, admits=True)
+
+        self._or_regroup(call, admits=True)
         self._has_begun = True
 
     def _begin_from_rank_0(self) -> None:

@@ -56,7 +56,7 @@ class Step:
         self._leaves = _leaves_of_jax(state._parts)
         self._n_calls = _core.n_compiled_calls()
         self._copy = dumps(state._values(), for_others=False) if state._undo else b""
-        self._copies = state._copies.held()
+        self._copies = state._copies.held
         self._block = Together(state._backend, None)
         self._block.audited = self._audited
         self._block.__enter__()
@@ -141,7 +141,7 @@ class Step:
         state = self._state
         changed, state._changed_in_place = state._changed_in_place, False
         state._parts.update(self._before)
-        state._copies.hold(self._copies)
+        state._copies.held = self._copies
         if state._undo:
             values = pickle.loads(self._copy)
             state._load(state._state(values), lambda name, part, value: value)

@@ -33,24 +33,6 @@ class Shard:
         return len(self.items)
 
 
-def shards_of_step(items: _Indices, n_shards: int, rank: int, size: int, entropy: list[int]) -> list[Shard]:
-    """The shards of one step that `rank` works on.
-
-    Args:
-      items: of the step, in order. Shards are contiguous and differ in length by at most one, the longer ones first.
-      n_shards: of the step.
-      rank: of the group.
-      size: of the group.
-      entropy: whole numbers >= 0 that identify this step.
-
-    Example:
-      >>> [shard.items.tolist() for shard in shards_of_step(np.arange(5), 4, 0, 2, [1])]
-      [[0, 1], [2]]
-    """
-    runs = ((index, part_of(len(items), index, n_shards)) for index in shards_of(n_shards, rank, size))
-    return [Shard(index, items[run.start : run.stop], _seed([*entropy, index])) for index, run in runs]
-
-
 def _seed(entropy: list[int]) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -227,7 +209,10 @@ class DistributedSampler:
         return min(start + self.batch_size, self.n_items)
 
     def _step_from(self, start: int, rank: int | None = None) -> list[Shard]:
-        """The shards of the step that begins at the position `start` of the epoch, of this rank or another one."""
+        """The shards of the step that begins at the position `start` of the epoch, of this rank or another one.
+
+        Shards are contiguous and differ in length by at most one, the longer ones first.
+        """
         assert self.batch_size is not None
         assert self.shards is not None
         key = [self.seed, self.epoch, self.n_items, self.shuffle]
@@ -238,7 +223,11 @@ class DistributedSampler:
         if self.mode == "pad":
             items = np.concatenate([items, np.resize(order, self.batch_size - len(items))])
         rank = self.rank if rank is None else rank
-        return shards_of_step(items, self.shards, rank, self.size, [self.seed, self.epoch, start])
+        return [
+            Shard(index, items[run.start : run.stop], _seed([self.seed, self.epoch, start, index]))
+            for index in shards_of(self.shards, rank, self.size)
+            for run in [part_of(len(items), index, self.shards)]
+        ]
 
     def order_text(self) -> str:
         """What decides on the order, for comparison with other ranks; "" before the first pass."""

@@ -55,7 +55,8 @@ class Copies:
                 self._of[name] = _Divided(backend, by, part)
         self._members: Sequence[str] = ()
         self._number = 0
-        self._copies: dict[str, Any] = {}
+        self.held: dict[str, Any] = {}
+        """The copies that this rank holds, which may be set to those of before."""
         self._before: _Division | None = None
         """An earlier division, which some ranks may not have got beyond."""
 
@@ -80,15 +81,7 @@ class Copies:
 
     def renew(self, parts: Mapping[str, Any]) -> None:
         """Pass the parts on to the next rank. Collective."""
-        self._copies = {name: state.passed_on(parts[name]) for name, state in self._of.items()}
-
-    def held(self) -> dict[str, Any]:
-        """The copies that this rank holds, for `hold`."""
-        return self._copies
-
-    def hold(self, copies: dict[str, Any]) -> None:
-        """Go back to copies of before."""
-        self._copies = copies
+        self.held = {name: state.passed_on(parts[name]) for name, state in self._of.items()}
 
     def settle(self) -> None:
         """All ranks have the division of now."""
@@ -114,7 +107,7 @@ class Copies:
 
     def divide(self, name: str, part: Any, whole: Any) -> Any:
         """This rank's part, like `part`, of a whole state, and the copy. No communication."""
-        part, self._copies[name] = self._of[name].divide(whole, part)
+        part, self.held[name] = self._of[name].divide(whole, part)
         return part
 
     def divide_anew(self, parts: Mapping[str, Any], number: int, members: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +124,7 @@ class Copies:
         if not self._of:
             return {}
         mine = {name: state.kept(parts[name]) for name, state in self._of.items()}
-        now = _Division(self._number, self._members, mine, self._copies)
+        now = _Division(self._number, self._members, mine, self.held)
         known = [division for division in (now, self._before) if division is not None and division.members]
         said = self._backend._allgather_facts(
             [[division.number, list(division.members)] for division in known], Many([int, Many(str)])
@@ -146,7 +139,7 @@ class Copies:
             made[name], copies[name] = end()
         if chosen is not None and list(of) != list(members):
             self._before = chosen
-        self._number, self._members, self._copies = number, list(members), copies
+        self._number, self._members, self.held = number, list(members), copies
         return made
 
 

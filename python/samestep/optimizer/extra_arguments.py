@@ -23,9 +23,9 @@ from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, is_mean
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_tree, reduce_gradients
-from samestep.step.state_hash import Verifier, leaf_hash
+from samestep.step.state_hash import Verifier, hash_of
 from samestep.trees import flatten, signature
-from samestep.trees.facts import NO_FACTS, Facts, numbers_in, text_of
+from samestep.trees.facts import NO_FACTS, PLAIN, Facts, numbers_in, text_of
 from samestep.trees.identity import identity_of, is_array, is_number, key_text
 from samestep.trees.structure import expand_jax
 
@@ -34,7 +34,6 @@ _DRIFT = (
     "ranks alone have loaded or set it"
 )
 _LIBRARY = "optax"
-_PLAIN = (str, bool, type(None))
 _DEEPEST_SETTING = 20
 
 
@@ -61,7 +60,7 @@ def with_bits(facts: Facts, tree: Any, what: str) -> Facts:
         if compiled.is_traced([leaf]):
             traced.append((f"{what} {name}", _sum_of_bits(leaf)))
         elif is_array(leaf):
-            texts.append((f"{what} {name}", f"an array of hash {leaf_hash(leaf, arrays.info(leaf)).hex()}"))
+            texts.append((f"{what} {name}", f"an array of hash {hash_of(leaf).hex()}"))
         else:
             texts.append((f"{what} {name}", repr(leaf) if is_number(leaf) else type(leaf).__name__))
     return facts.with_texts(texts)._replace(traced=(*facts.traced, *traced))
@@ -86,7 +85,7 @@ def settings_of(update: Any) -> dict[str, str]:
 
 
 def _captured(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    if isinstance(value, _PLAIN) or is_number(value) or (is_array(value) and not np.shape(value)):
+    if isinstance(value, PLAIN) or is_number(value) or (is_array(value) and not np.shape(value)):
         if (text := text_of(value)) is not None:
             yield path, text
         return

@@ -11,7 +11,7 @@ from samestep import _core, arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.step.combine import Memory, Partial, Term
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe
-from samestep.step.state_hash import leaf_hash
+from samestep.step.state_hash import hash_of
 from samestep.trees.signature import leaf_text
 
 _MOST_EXTENT = 130  # above the 128 from which Adafactor and its kin factor a matrix
@@ -116,10 +116,9 @@ def _difference(
 def state_of(tree: Any) -> State:
     """Shapes and bits of the numbers and arrays of a tree, by name."""
     flat = trees.flatten(tree)
-    infos = [arrays.info(leaf) if arrays.is_array(leaf) else None for leaf in flat.leaves]
     return {
-        name: (info.shape if info is not None else (), leaf_hash(leaf, info))
-        for name, leaf, info in zip(flat.names, flat.leaves, infos, strict=True)
+        name: (arrays.info(leaf).shape if arrays.is_array(leaf) else (), hash_of(leaf))
+        for name, leaf in zip(flat.names, flat.leaves, strict=True)
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from samestep import _core, trees
 from samestep._util.json_layout import Many
-from samestep._util.text import error_line
+from samestep._util.text import error_line, numbers_text
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import require_backend
@@ -30,7 +30,6 @@ from samestep.step.leaves import (
     present_in,
     rebuild_of,
     require_weight,
-    run_text,
     to_leaf,
 )
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
@@ -193,7 +192,7 @@ class Accumulator:
         index = operator.index(shard)
         if index not in self.indices:
             raise InvalidArgumentError(
-                f"Accumulator.add: rank {self._backend.rank} adds shards {run_text(self.indices)} of "
+                f"Accumulator.add: rank {self._backend.rank} adds shards {numbers_text(self.indices) or 'none'} of "
                 f"{self._n_shards}, not {index}"
             )
         if index in self._added:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, arrays, trees
+from samestep import _core, trees
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group.group import Group
 from samestep.step.shards import shards_of
-from samestep.step.state_hash import leaf_hash
+from samestep.step.state_hash import hash_of
 from samestep.trees.fusion import Timer
 
 __all__ = ["Audited", "Differs", "choose", "compare", "digest", "with_another"]
@@ -74,8 +74,7 @@ def with_another(audited: Audited, shards: Sequence[int], size: int) -> Audited 
 def digest(grads: Any, weight: float) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """128 bits of the gradients of a shard; never all zero."""
     leaves = [weight, *trees.flatten(grads).leaves]
-    hashes = [leaf_hash(leaf, arrays.info(leaf) if arrays.is_array(leaf) else None) for leaf in leaves]
-    whole = _core.hash128(np.frombuffer(b"\0".join(hashes), np.uint8))
+    whole = _core.hash128(np.frombuffer(b"\0".join(map(hash_of, leaves)), np.uint8))
     words: np.ndarray[Any, np.dtype[np.uint64]] = np.frombuffer(whole, np.uint64).copy()
     words[0] |= np.uint64(1)
     return words

@@ -264,13 +264,3 @@ def require_weight(specs: Sequence[LeafSpec], names: Sequence[str], weight: floa
     for spec, name in zip(specs, names, strict=True):
         if spec.group and (why := why_not(spec.dtype, weight)):
             raise InvalidArgumentError(f"Accumulator.add: {signature.leaf_text(name)} {why}")
-
-
-def run_text(indices: range) -> str:
-    """A run of shards, for errors.
-
-    Example:
-      >>> run_text(range(2, 5)), run_text(range(0))
-      ('2 to 4', 'none')
-    """
-    return f"{indices.start} to {indices.stop - 1}" if indices else "none"

@@ -6,7 +6,7 @@ import collections
 import itertools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -72,6 +72,11 @@ def leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
     return _core.hash128(leaf)
 
 
+def hash_of(leaf: Any) -> bytes:
+    """`leaf_hash` of a leaf that has not been looked at."""
+    return leaf_hash(leaf, arrays.info(leaf) if arrays.is_array(leaf) else None)
+
+
 def _digest(names: Sequence[str], kinds: Sequence[str], hashes: Sequence[bytes]) -> bytes:
     from hashlib import blake2b  # imports OpenSSL
 
@@ -122,17 +127,9 @@ def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> s
     return f"{text}; so do {others}{more}, of {len(names)} leaves"
 
 
-def verify_interval(env: Mapping[str, str] = os.environ) -> int:
-    """The interval in steps at which optimizers compare the parameters of all ranks: `SAMESTEP_VERIFY`; 0 for never.
-
-    Raises:
-      InvalidArgumentError: it is not a whole number >= 0.
-
-    Example:
-      >>> verify_interval({}), verify_interval({"SAMESTEP_VERIFY": "100"})
-      (0, 100)
-    """
-    text = _settings.get(_settings.VERIFY, env) or "0"
+def verify_interval() -> int:
+    """The interval in steps at which optimizers compare the parameters of all ranks: `SAMESTEP_VERIFY`; 0 for never."""
+    text = _settings.get(_settings.VERIFY) or "0"
     if not text.isdecimal():
         raise InvalidArgumentError(f"SAMESTEP_VERIFY must be a number of steps, got {text!r}")
     return int(text)

@@ -15,12 +15,11 @@ from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
 from samestep.trees.identity import identity_of, is_array, is_number
-from samestep.trees.structure import Flat, expand_jax, flatten
+from samestep.trees.structure import ATOMS, Flat, expand_jax, flatten
 
 _MOST_WHOLE = 16  # elements of an array of whole numbers, such as counters and random keys
 _REFUSED = "refused on rank "
-_PLAIN = (str, bool, type(None))
-_ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
+PLAIN = (str, bool, type(None))
 _WHOLE = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _DTYPES = frozenset(["bool", *_WHOLE, "float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
 """Of arrays that compiled programs pass."""
@@ -90,7 +89,7 @@ def refused_texts(flat: Flat, refusals: Mapping[int, str], rank: int) -> list[tu
 
 def _known_text(value: Any, depth: int = 10) -> str:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return repr(value)
     if isinstance(value, (tuple, list)) and depth:
         return f"{kind.__name__}({', '.join([_known_text(part, depth - 1) for part in value])})"
@@ -108,7 +107,7 @@ def _known_text(value: Any, depth: int = 10) -> str:
 def _is_compared(leaf: Any) -> bool:
     shape = getattr(leaf, "shape", None)
     if not isinstance(shape, tuple) or isinstance(leaf, np.generic):
-        return isinstance(leaf, _PLAIN) or is_number(leaf)
+        return isinstance(leaf, PLAIN) or is_number(leaf)
     if (not is_array(leaf) and not arrays.is_jax(leaf)) or arrays.is_float0(leaf):
         return False
     if not shape:
@@ -119,7 +118,7 @@ def _is_compared(leaf: Any) -> bool:
 
 def text_of(leaf: Any) -> str | None:
     """What ranks compare of a number, text or array; None if its elements are out of reach."""
-    if isinstance(leaf, _PLAIN):
+    if isinstance(leaf, PLAIN):
         return repr(leaf)
     try:
         return _elements_text(np.asarray(leaf))

@@ -91,7 +91,7 @@ def _open_optimizer(optimizer: Any) -> Node:
     return Node([".state", ".param_groups"], [state, groups], write_back)
 
 
-_ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
+ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
 _MAPPINGS = (dict, collections.UserDict)  # that `copy.copy` copies with their entries
 _LISTS = (list, collections.deque, collections.UserList)
 _USUAL = (dict, tuple, *_LISTS)
@@ -152,7 +152,7 @@ def is_plain(tree: Any) -> bool:
 
 
 def _is_leaf(tree: Any) -> bool:
-    return type(tree) in _ATOMS or hasattr(type(tree), "__dlpack__")
+    return type(tree) in ATOMS or hasattr(type(tree), "__dlpack__")
 
 
 def _visit(
@@ -287,7 +287,7 @@ def _attributes_are_kept(tree: Any, new: Any, node: Node) -> bool:
     children = {id(child) for child in node.children}
     for name, value in old.items():
         now = kept.get(name, _missing)
-        if value is not now and (type(value) is not type(now) or (type(value) in _ATOMS and value != now)):
+        if value is not now and (type(value) is not type(now) or (type(value) in ATOMS and value != now)):
             return False
         hidden = _hidden_in(value)
         if not all(id(part) in children for part in hidden):
@@ -298,7 +298,7 @@ def _attributes_are_kept(tree: Any, new: Any, node: Node) -> bool:
     names = [
         name
         for name, value in old.items()
-        if (keys[name] is value if name in keys else id(value) in children and type(value) not in _ATOMS)
+        if (keys[name] is value if name in keys else id(value) in children and type(value) not in ATOMS)
     ]
     return not names or _attributes_follow(old, names, node)
 
