@@ -120,14 +120,7 @@ _FUNCTIONS: dict[Any, ReduceOp] = {
 
 
 def resolve(op: Op, verb: str = "") -> tuple[int, float]:
-    """Return the operator's code in the core, and this rank's factor.
-
-    Args:
-      op: the operator.
-      verb: what the user called, at the beginning of errors.
-
-    Raises:
-      InvalidArgumentError: `op` is not an operator.
+    """Return the operator's code in the core, and this rank's factor. `verb`: the call, at the beginning of errors.
 
     Example:
       >>> resolve("max"), resolve(premul(0.25))
@@ -160,11 +153,6 @@ def is_mean(op: Op) -> bool:
 
 def why_too_large(x: Any, op: int, factor: float, size: int) -> str:
     """Why the result for `x`, if it is an int of Python, may not fit 64 bits; "" if it does. Arrays wrap around.
-
-    Args:
-      x: this rank's number, or anything else.
-      op, factor: what `resolve` has returned.
-      size: the number of ranks.
 
     Example:
       >>> why_too_large(2**62, SUM.value, 1.0, 2)

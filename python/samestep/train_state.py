@@ -254,8 +254,13 @@ class TrainState:
         self._between(lambda: self._restore(path))
 
     def _restore(self, path: str | os.PathLike[str]) -> None:
-        like = self._copies.whole(self._values(), 0)
-        state, problem = self._read(os.fspath(path), like) if self._backend.rank == 0 else (None, "")
+        like, state, problem = self._copies.whole(self._values(), 0), None, ""
+        if self._backend.rank == 0:
+            try:
+                state = state_file.read(os.fspath(path), like)
+                self.load_state_dict(state)
+            except Exception as error:  # half a file has many
+                problem = f"{os.fspath(path)}: {error_line(error)}"
         problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
             raise UnavailableError(f"TrainState.restore: {problem}")
@@ -286,7 +291,12 @@ class TrainState:
         return True
 
     def _save(self, path: str | os.PathLike[str]) -> None:
-        problem = self._write(path, self._copies.whole(self._values(), 0))
+        values, problem = self._copies.whole(self._values(), 0), ""
+        if self._backend.rank == 0:
+            try:
+                state_file.write(os.fspath(path), self._state(values))
+            except Exception as error:  # of whatever the parts are made of
+                problem = error_line(error)
         problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
             raise UnavailableError(f"TrainState.save: {problem}")
@@ -300,25 +310,6 @@ class TrainState:
 
         while not self._or_regroup(call, admits=True):
             pass
-
-    def _write(self, path: str | os.PathLike[str], values: dict[str, Any]) -> str:
-        """Write a file, if this is rank 0; what went wrong, "" if nothing did."""
-        if self._backend.rank != 0:
-            return ""
-        try:
-            state_file.write(os.fspath(path), self._state(values))
-        except Exception as error:  # of whatever the parts are made of
-            return error_line(error)
-        return ""
-
-    def _read(self, path: str, like: dict[str, Any]) -> tuple[Any, str]:
-        """Load a file here: the state, and what went wrong, "" if nothing did."""
-        try:
-            state = state_file.read(path, like)
-            self.load_state_dict(state)
-        except Exception as error:  # half a file has many
-            return None, f"{path}: {error_line(error)}"
-        return state, ""
 
     def _values(self) -> dict[str, Any]:
         """What each part holds; of states that ranks divide this rank's part."""

@@ -96,11 +96,7 @@ def readable(x: Any, verb: str) -> tuple[Any, bool]:
 
 
 def extents(shape: Any, itemsize: int, verb: str) -> tuple[int, ...]:
-    """The shape of a new array whose elements have `itemsize` bytes.
-
-    Raises:
-      TypeError: `shape` is neither an int nor a sequence of ints.
-      InvalidArgumentError: an extent is negative, or no memory can hold so many elements.
+    """The shape of a new array whose elements have `itemsize` bytes: of one extent, or several.
 
     Example:
       >>> extents(3, 8, "empty"), extents([2, np.int64(5)], 8, "empty")

@@ -20,10 +20,6 @@ def begin(comm: _core.Communicator, n_local: int) -> Callable[[], None]:
 
     Returns:
       What ends it, to be called in the same context. Nothing begins where ranks share no memory.
-
-    Raises:
-      InvalidArgumentError: `SAMESTEP_SHARED_LIMIT` is not a number of bytes.
-      UnavailableError: this NumPy lets nobody else give it memory.
     """
     limit = _limit(n_local)
     numpy_memory = _core.share_numpy(comm, limit, limit // _KEPT)
@@ -46,10 +42,6 @@ def default_limit(usable_nbytes: int, n_ranks: int) -> int:
 
     Shared memory is present from its first use on, also that of an array of which little is ever used. Such
     arrays, if large, are better off as ordinary ones.
-
-    Example:
-      >>> default_limit(64 << 30, n_ranks=8) >> 30
-      4
     """
     return usable_nbytes // 2 // n_ranks
 

@@ -314,14 +314,11 @@ class DistributedSampler:
             raise InvalidArgumentError(
                 f"DistributedSampler: the state is of {state['n_items']} items, the data have {self.n_items}"
             )
-        if self.batch_size is not None and state.get("batch_size", self.batch_size) != self.batch_size:
-            raise InvalidArgumentError(
-                f"DistributedSampler: the state is of batch_size={state['batch_size']}, not {self.batch_size}"
-            )
-        if self.shards is not None and state.get("shards", self.shards) != self.shards:
-            raise InvalidArgumentError(
-                f"DistributedSampler: the state is of shards={state['shards']}, not {self.shards}"
-            )
+        for name, mine in (("batch_size", self.batch_size), ("shards", self.shards)):
+            if mine is not None and state.get(name, mine) != mine:
+                raise InvalidArgumentError(
+                    f"DistributedSampler: the state is of {name}={state[name]}, not {mine}"
+                )
         if state.get("shuffle", self.shuffle) != self.shuffle and 0 < state["visited"] < self.n_items:
             raise InvalidArgumentError(
                 f"DistributedSampler: the state is from within an epoch with shuffle={state['shuffle']}, not "

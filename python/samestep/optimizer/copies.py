@@ -20,7 +20,7 @@ from samestep.errors import MismatchError, UnavailableError
 from samestep.group.group import Group
 from samestep.optimizer.flat_exchange import Partition, partition_of
 from samestep.step.leaves import Flat
-from samestep.trees.divided import maker, note_form, note_part
+from samestep.trees.divided import maker
 
 
 class _Division(NamedTuple):
@@ -37,11 +37,7 @@ class _Division(NamedTuple):
 
 
 class Copies:
-    """The states of `ShardedOptimizer(copies=2)` among the parts of a training state.
-
-    Args:
-      parts: all parts, by name.
-    """
+    """The states of `ShardedOptimizer(copies=2)` among all parts of a training state, by name."""
 
     def __init__(self, backend: Group, parts: Mapping[str, Any]) -> None:
         self._backend = backend
@@ -111,12 +107,9 @@ class Copies:
         return part
 
     def divide_anew(self, parts: Mapping[str, Any], number: int, members: Sequence[str]) -> dict[str, Any]:
-        """This rank's parts after a change of the ranks. Collective.
+        """This rank's parts after a change of the ranks, to `members`, from `parts` of before. Collective.
 
-        Args:
-          parts: of before.
-          number: higher than that of the last division, the same on all ranks.
-          members: names of the ranks that there are now.
+        `number`: higher than that of the last division, the same on all ranks.
 
         Raises:
           UnavailableError: on all ranks: two neighbours were lost at once.
@@ -146,9 +139,7 @@ class Copies:
 def _newest(said: Sequence[Any], members: Sequence[str]) -> tuple[int, Sequence[str], list[int]]:
     """The newest division that is held whole: its number, its ranks, and by part the rank that has it or a copy. Pure.
 
-    Args:
-      said: of each rank, number and members of the divisions that it holds.
-      members: names of these ranks.
+    `said`: of each rank, number and members of the divisions that it holds; `members`: names of these ranks.
 
     Example:
       >>> _newest([[[1, ["a", "b", "c"]]], [[1, ["a", "b", "c"]]]], ["a", "c"])
@@ -177,7 +168,7 @@ class _Divided:
 
     def __init__(self, backend: Group, by: tuple[Any, Any, Any], part: Any) -> None:
         self._backend = backend
-        self._opt, self._plan, self._made_of = by  # see ShardedTransformation._noted
+        self._opt, self._plan, self._made_of = by  # see ShardedTransformation.noted
         owners = self._opt.owners(self._plan, trees.flatten(part).names)
         self._leaves = [(k, i) for k, i in enumerate(owners) if i is not None]
         """Indices of the divided leaves, each with that of the parameter whose shape it has."""
@@ -308,10 +299,7 @@ class _Divided:
             part, shape = self._plan.held(i), self._plan.part_shape(i)
             shape = self._plan.specs[i].shape if backend.size == 1 else shape
             leaves[k] = arrays.like_bytes(data[part.start * n : part.stop * n], leaf, shape)
-        part = note_part(flat.rebuild(leaves), by=(self._opt, self._plan, None))
-        if backend.size > 1 and not self._plan.is_whole():
-            note_form(self._opt, self._plan, part, self._plan.names)
-        return part, copy
+        return self._opt.noted(flat.rebuild(leaves), self._plan, None), copy
 
 
 def _packed(leaf: Any, count: int) -> Flat:

@@ -38,11 +38,7 @@ _DEEPEST_SETTING = 20
 
 
 class StateFacts:
-    """Those of one optimizer.
-
-    Args:
-      opt: with `init` and `update`.
-    """
+    """What must be equal on all ranks of one optimizer, with `init` and `update`, and its state."""
 
     def __init__(self, opt: Any) -> None:
         self._settings = [(f"the optimizer's {name}", text) for name, text in settings_of(opt.update).items()]
@@ -189,14 +185,10 @@ def reduce_all(
     """Reduce the gradients, and with them the extra arguments `value`, `grad` and `value_fn`. Collective.
 
     Args:
-      grads: as for `allreduce_gradients`.
       extra: arguments by name; "state" and "params" are left as they are.
       op, weight: as for `allreduce_gradients`; `op` None where nothing is to be reduced.
       no_functions: why functions cannot be averaged; "" if they can.
       facts: what must be equal on all ranks as well.
-
-    Returns:
-      Both, reduced; a function `value_fn` as `Averaged`.
 
     Raises:
       MismatchError: on all ranks: another argument, or without `op` any, differs between ranks; names it.

@@ -128,7 +128,6 @@ class FlatExchange:
         Args:
           leaves: the arrays by leaf; None counts as zeros.
           dtypes: of each leaf that some rank has.
-          op: as for `Backend.reduce_scatter`.
 
         Returns:
           By leaf that some rank has, the bytes of this rank's elements, which the next call overwrites.
@@ -157,10 +156,7 @@ class FlatExchange:
         return own
 
     def allgather(self, parts: Mapping[int, Any]) -> dict[int, Flat]:
-        """Join the parts of all ranks. Collective.
-
-        Args:
-          parts: by leaf, an array of this rank's elements, of any dtype.
+        """Join the parts of all ranks, arrays of any dtype by leaf. Collective.
 
         Returns:
           By leaf the bytes of all its elements, which are the caller's.
@@ -189,13 +185,9 @@ class FlatExchange:
         return whole
 
     def gather(self, leaf: int, part: Any, dtype: str, root: int | None) -> Flat | None:
-        """The bytes of a whole array like `leaf` from its parts. Collective.
+        """The bytes of a whole array like `leaf` from its parts, on `root` or (None) on all ranks. Collective.
 
-        Args:
-          leaf: which leaf of the partition.
-          part: an array of this rank's elements; None where it has none.
-          dtype: of the array.
-          root: the rank that gets it, None elsewhere; None for all ranks.
+        `part`: an array of this rank's elements; None where it has none.
         """
         self.require_current()
         mine: Flat = np.empty(len(self.part(leaf)) * _core.itemsize(dtype), np.uint8)

@@ -87,9 +87,9 @@ class ShardedTransformation:
             raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
         plan, self.divided_among = self._plan_for(flat), self._backend.size
         given = params if self._backend.size == 1 else plan.cut(flat, f"{_ACT}.init")
-        return self._noted(self.inner.init(given), plan, params, made_of=params)
+        return self.noted(self.inner.init(given), plan, params, made_of=params)
 
-    def _noted(self, state: Any, plan: Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
+    def noted(self, state: Any, plan: Plan, of: Any, *, made_of: Any = None, one: bool = False) -> Any:
         """`state`, marked as this rank's part; a whole one only where others are to have copies of its parts."""
         known = (self, plan, made_of) if self.copies > 1 else None
         if not one and self._backend.size > 1 and not plan.is_whole():
@@ -132,7 +132,7 @@ class ShardedTransformation:
         if self._backend.size == 1:
             updates, state = self.inner.update(grads, state, *others, **extra)
             if self.copies > 1 and not is_traced:
-                state = self._noted(state, self._plan_of_update(flat, params), None, one=True)
+                state = self.noted(state, self._plan_of_update(flat, params), None, one=True)
             return updates, state
         plan = self._plan_of_update(flat, params)
         if "grad" in extra:
@@ -141,7 +141,7 @@ class ShardedTransformation:
         others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
         joined = self._joined(plan, trees.flatten(updates))
-        return joined, state if is_traced else self._noted(state, plan, None, one=True)
+        return joined, state if is_traced else self.noted(state, plan, None, one=True)
 
     # ---- plans
 
@@ -186,23 +186,21 @@ class ShardedTransformation:
         kinds = {i: specs[i].what for i in split}
         others = {name: _kind_of_whole(specs[i]) for i, name in enumerate(plan.names) if i not in kinds}
 
-        def run_on_host(*values: Any) -> list[Any]:
-            given = dict(zip(split, values, strict=False))
+        def run_on_host(given: dict[int, Any], beside: Sequence[Any]) -> dict[int, Any]:
             with _core.UserCall(_UPDATE):
-                known = facts.with_values(values[len(split) :])
-                dtypes = plan.exchange.agreed_dtypes(_UPDATE, kinds, others, known)
+                dtypes = plan.exchange.agreed_dtypes(_UPDATE, kinds, others, facts.with_values(beside))
                 own = plan.exchange.reduce_scatter(given, dtypes, self._op)
-            parts: dict[int, Any] = {}
+            parts = {}
             for i, data in own.items():
                 held, library = data if plan.exchange.part(i) else None, _library(specs[i], plan.specs[i])
                 shape, device = plan.part_shape(i), self._backend.device
-                parts[i] = arrays.from_bytes(held, library, dtypes[i], shape, device, like=given[i])
-            return [parts.get(i) for i in split]
+                parts[i] = arrays.from_bytes(held, library, dtypes[i], shape, device, like=given.get(i))
+            return parts
 
         shapes = {i: plan.part_shape(i) for i in plan.split()}
         leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
         beside = [value for _, value in facts.traced]
-        return flat.rebuild(self._run(run_on_host, _UPDATE, leaves, split, shapes, beside=beside))
+        return flat.rebuild(self._run(run_on_host, leaves, split, shapes, beside=beside))
 
     def _joined(self, plan: Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -219,22 +217,18 @@ class ShardedTransformation:
                     f"{plan.part_shape(i)} of {signature.leaf_text(plan.names[i])}"
                 )
 
-        def run_on_host(*leaves: Any) -> list[Any]:
+        def run_on_host(parts: dict[int, Any], _: Sequence[Any]) -> dict[int, Any]:
             with _core.UserCall(_UPDATE):
-                whole = plan.exchange.allgather(dict(zip(split, leaves, strict=True)))
+                whole = plan.exchange.allgather(parts)
             device = self._backend.device
-            return [
-                _whole(whole[i], specs[i], plan.specs[i], device, leaf)
-                for i, leaf in zip(split, leaves, strict=True)
-            ]
+            return {i: _whole(data, specs[i], plan.specs[i], device, parts[i]) for i, data in whole.items()}
 
         shapes = {i: plan.specs[i].shape for i in plan.split()}
-        return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
+        return flat.rebuild(self._run(run_on_host, flat.leaves, split, shapes))
 
     def _run(
         self,
-        function: Callable[..., list[Any]],
-        act: str,
+        function: Callable[[dict[int, Any], Sequence[Any]], dict[int, Any]],
         leaves: Sequence[Any],
         split: list[int],
         shapes: dict[int, tuple[int, ...]],
@@ -243,33 +237,32 @@ class ShardedTransformation:
     ) -> list[Any]:
         """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs.
 
-        Of the others, those in `shapes` that hold nothing get their shape. In a program, `function` gets `beside`, too.
+        Of the others, those in `shapes` that hold nothing get their shape. In a program, `function` gets the values of
+        `beside`, too.
         """
         results = list(leaves)
         for i, shape in shapes.items():
             if arrays.is_float0(leaves[i]):
                 results[i] = np.zeros(shape, leaves[i].dtype)
-        moved = [leaves[i] for i in split]
-        if not compiled.is_traced(moved):
-            values = function(*moved)
+        given = {i: leaves[i] for i in split if leaves[i] is not None}
+        if not compiled.is_traced(list(given.values())):
+            made = function(given, ())
         else:
-            present = [i for i in split if leaves[i] is not None]
 
-            def run_on_host(*given: Any) -> list[Any]:
-                by_leaf, more = dict(zip(present, given, strict=False)), given[len(present) :]
-                done = dict(zip(split, function(*[by_leaf.get(i) for i in split], *more), strict=True))
-                return [*(np.asarray(done[i]) for i in present), *more]
+            def run_on_host(*values: Any) -> list[Any]:
+                more = values[len(given) :]
+                done = function(dict(zip(given, values, strict=False)), more)
+                return [*(np.asarray(done.get(i)) for i in given), *more]
 
-            given = compiled.call_function(
-                act,
+            values = compiled.call_function(
+                _UPDATE,
                 run_on_host,
-                [*(leaves[i] for i in present), *beside],
-                shapes=[*(shapes[i] for i in present), *(x.shape for x in beside)],
+                [*given.values(), *beside],
+                shapes=[*(shapes[i] for i in given), *(x.shape for x in beside)],
             )
-            by_leaf = dict(zip(present, given, strict=False))
-            values = [by_leaf.get(i) for i in split]
-        for i, value in zip(split, values, strict=True):
-            results[i] = value
+            made = dict(zip(given, values, strict=False))
+        for i in split:
+            results[i] = made.get(i)
         return results
 
     # ---- checkpoints
@@ -304,7 +297,7 @@ class ShardedTransformation:
         """See `samestep.optimizer.shard_state`."""
         self.divided_among = self._backend.size
         if self._backend.size == 1:
-            return self._noted(state, plan, None)
+            return self.noted(state, plan, None)
         flat = trees.flatten(state)
         values = list(flat.leaves)
         for k, i in enumerate(self.owners(plan, flat.names)):
@@ -318,7 +311,7 @@ class ShardedTransformation:
                 part = cut_part(values[k], shape, plan.held(i), flat.names[k])
                 # A view would keep the whole.
                 values[k] = part.copy() if isinstance(part, np.ndarray) else part
-        return self._noted(flat.rebuild(values), plan, state)
+        return self.noted(flat.rebuild(values), plan, state)
 
     def owners(self, plan: Plan, names: list[str]) -> list[int | None]:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""

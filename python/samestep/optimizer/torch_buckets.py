@@ -12,7 +12,7 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.group.work import Work
-from samestep.optimizer.torch_state import gradient_dtype
+from samestep.optimizer.torch_state import as_row, gradient_dtype
 from samestep.trees.fusion import leaves_text
 
 
@@ -208,7 +208,7 @@ class Bucket:
         what += ", with other settings or a loaded state of the optimizer" if has_other_settings else ""
         n_more = (1, 0, 2)[min(n_steps, 2)] + 3 * has_other_settings
         with _core.UserCall(self._act + what):
-            grad = _as_row(self.slots[0]) if self._flat is None else self._flat
+            grad = as_row(cast(torch.Tensor, self.slots[0].reduced)) if self._flat is None else self._flat
             if n_more:
                 grad = grad.view(*[1] * n_more, grad.numel())
             self._work = backend.iallreduce(grad, op)
@@ -248,12 +248,6 @@ def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:
 
 def _text(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}"
-
-
-def _as_row(slot: Slot) -> torch.Tensor:
-    reduced = slot.reduced
-    assert reduced is not None
-    return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
 
 
 def flat_memory(backend: Group, slots: list[Slot], n_extra: int) -> torch.Tensor:

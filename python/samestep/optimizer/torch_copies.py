@@ -20,9 +20,7 @@ _State = dict[int, dict[str, Any]]
 class DividedByTorch:
     """The state of one optimizer, which is in the object itself, whatever is passed as `part`.
 
-    Args:
-      backend: the group.
-      step: of the optimizer: what `torch_sharded` gives it.
+    `step`: what `torch_sharded` gives the optimizer.
     """
 
     def __init__(self, backend: Group, step: Any) -> None:
@@ -82,10 +80,7 @@ class DividedByTorch:
     ) -> Callable[[], tuple[Any, _State]]:
         """What gives the optimizer its part among the ranks of now, and the copy that it keeps. Collective.
 
-        Args:
-          part: the optimizer.
-          held: by rank of the division before, parts that this rank has.
-          holders: by rank of that division, the rank of now that passes on its part.
+        See `copies` for the arguments.
         """
         step, whole = self._step, dict(self._step.idle)
         before = step.partition(len(holders))

@@ -23,7 +23,7 @@ from samestep.optimizer.flat_exchange import FlatExchange, Partition
 from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_sharded_state import gather, require_elementwise, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
-from samestep.optimizer.torch_state import Settings, named_parameters, require_plain
+from samestep.optimizer.torch_state import Settings, as_row, named_parameters, require_plain
 from samestep.reduce_ops import Premul, is_mean
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
@@ -406,7 +406,7 @@ def _in_memory_order(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """All elements as one axis, in the order in which they lie; a view."""
     if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
         raise InvalidArgumentError(f"{_ACT}: {name} has gaps or repeats in memory; pass p.contiguous()")
-    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return as_row(tensor.detach())
 
 
 def _like_parameter(parameter: torch.Tensor, name: str) -> torch.Tensor | None:

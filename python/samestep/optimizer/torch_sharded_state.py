@@ -21,7 +21,7 @@ from samestep.group.group import Group
 from samestep.optimizer import probe
 from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.probe import part_shape
-from samestep.optimizer.torch_state import named_parameters
+from samestep.optimizer.torch_state import as_row, named_parameters
 from samestep.step.leaves import Flat, LeafSpec
 
 _PART, _TENSOR, _VALUE = "part", "tensor", "value"
@@ -41,8 +41,7 @@ def _sliced(key: str, value: Any, parameter: torch.Tensor, part: range) -> Any:
     if not is_like(key, value, parameter.shape):
         return value.clone() if isinstance(value, torch.Tensor) else value
     aligned = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-    flat = aligned.as_strided((aligned.numel(),), (1,))
-    return flat[part.start : part.stop].reshape(part_shape(parameter.shape, len(part))).clone()
+    return as_row(aligned)[part.start : part.stop].reshape(part_shape(parameter.shape, len(part))).clone()
 
 
 def joined(parts: Sequence[tuple[int, dict[str, Any]]], parameter: torch.Tensor) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def joined(parts: Sequence[tuple[int, dict[str, Any]]], parameter: torch.Tensor)
             made[key] = torch.empty_like(
                 parameter, dtype=value.dtype, device=value.device, requires_grad=False
             )
-            made[key].as_strided((len(flat),), (1,)).copy_(flat)
+            as_row(made[key]).copy_(flat)
     return made
 
 
@@ -67,12 +66,7 @@ def gather(
     *,
     root: int | None,
 ) -> dict[int, dict[str, Any]]:
-    """The state of whole parameters, by their index, on all ranks or on `root`. Collective.
-
-    Args:
-      mine: the state of this rank's parts, by index.
-      root: None for all ranks.
-    """
+    """The state of whole parameters, by index, on `root` or all ranks; `mine`: of this rank's parts. Collective."""
     facts = [
         [str(i), key, *_described(key, value, parts[i])]
         for i, entries in mine.items()
@@ -131,7 +125,7 @@ def _joined(data: np.ndarray[Any, Any] | None, dtype: torch.dtype, like: torch.T
         return None
     result = torch.empty_like(like, dtype=dtype, requires_grad=False)
     if len(data):
-        _core.unpack(data, [result.as_strided((result.numel(),), (1,))])
+        _core.unpack(data, [as_row(result)])
     return result
 
 

@@ -20,12 +20,7 @@ _REPLACED = "; it was replaced by hand after opt.average(): give all ranks the s
 
 
 def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> Any:
-    """Give `optimizer` the methods `shard` and `average`, and let its `step` average first. Returns `optimizer`.
-
-    Args:
-      optimizer: any of torch.
-      shards: of a step; None for as many as each rank likes.
-    """
+    """Give `optimizer` the methods `shard` and `average`, and let its `step` average first. Returns `optimizer`."""
     require_plain(optimizer, "DistributedOptimizer")
     gradients = ShardedGradients(backend, optimizer, shards)
     known: Any = optimizer

@@ -32,11 +32,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") -> None:
-    """Check that an optimizer takes hooks, and that its gradients are not averaged yet, except by `but`.
-
-    Raises:
-      InvalidArgumentError: it does not, or they are.
-    """
+    """Raise InvalidArgumentError unless an optimizer takes hooks, and nothing but `but` averages its gradients yet."""
     try:
         optimizer.register_step_pre_hook(lambda *_: None).remove()
     except AttributeError:
@@ -52,6 +48,11 @@ def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") 
     for name, parameter in named.items():
         if why := why_divided(parameter, viewed):
             raise InvalidArgumentError(f"{act}: {name} is {why}")
+
+
+def as_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor as one axis, in whatever order its axes lie; a view."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:

@@ -40,11 +40,7 @@ class Header(NamedTuple):
 
 
 class StepHeaders:
-    """Exchanges headers, step after step, in the same memory.
-
-    Args:
-      n_weights: the largest number of nodes of a rank.
-    """
+    """Exchanges headers, step after step, in the same memory. `n_weights`: the largest number of nodes of a rank."""
 
     def __init__(self, backend: Group, n_weights: int) -> None:
         self._backend = backend
@@ -85,10 +81,9 @@ def header_of_present(present: int, tree: Tree | None) -> int:
 
 
 def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> None:
-    """Check that a tree has the leaves of the earlier ones. A leaf that is None in one may be an array in the other.
+    """Raise InvalidArgumentError, for the first leaf that differs, unless a tree has the leaves of the earlier ones.
 
-    Raises:
-      InvalidArgumentError: it does not; names the first leaf that differs.
+    A leaf that is None in one may be an array in the other.
     """
     if names != layout.names:
         name = next(
@@ -105,11 +100,7 @@ def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> Non
 
 
 def agree_on_count(backend: Group, n_shards: int, left: Timer) -> None:
-    """Check that all ranks divide a step into the same number of shards. Collective.
-
-    Raises:
-      MismatchError: they do not, on all ranks.
-    """
+    """Raise MismatchError, on all ranks, unless they divide a step into the same number of shards. Collective."""
     everyone = [str(count) for count in backend._allgather_facts(n_shards, int, left())]
     if len(set(everyone)) > 1:
         raise MismatchError(f"Accumulator in group {backend.name}: shards is {by_rank(everyone)}")
@@ -129,36 +120,23 @@ def agree_on_tree(backend: Group, mine: Tree | None, act: str, left: Timer) -> T
     row = [str, str, str, Many(int), bool, Many(int)]
     everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None), left())
     holders = [rank for rank, entry in enumerate(everyone) if entry is not None]
-    described = [
-        (
-            names,
-            [
-                LeafSpec(what, library, dtype, tuple(shape), is_number, tuple(order))
-                for what, library, dtype, shape, is_number, order in rows
-            ],
-        )
-        for names, rows in (everyone[rank] for rank in holders)
-    ]
-    if len(holders) > 1:
-        _check(backend, everyone, act)
-    names, specs = described[0]
-    layout = Layout(names, specs)
-    for _, others in described[1:]:
-        layout = layout.with_absent_from(others)
+    names, first = everyone[holders[0]]
+    # Ranks without a tree count as the first one that has one, so that all raise the same error.
+    told = (entry or (names, first) for entry in everyone)
+    described = [signature.Description.of(act, theirs, [row[0] for row in rows]) for theirs, rows in told]
+    signature.check_same(backend.name, described, absent_is_fine=True)
+    layout = Layout(names, list(map(_spec, first)))
+    for rank in holders[1:]:
+        layout = layout.with_absent_from(list(map(_spec, everyone[rank][1])))
     if len(holders) < backend.size:
         mine = _share_containers(backend, mine, holders[0], act, left())
     assert mine is not None
     return mine._replace(layout=layout)
 
 
-def _check(backend: Group, everyone: list[Any], act: str) -> None:
-    """Ranks without a tree use the description of the first rank with one, so that all raise the same error."""
-    first = next(entry for entry in everyone if entry is not None)
-    descriptions = [
-        signature.Description.of(act, entry[0], [row[0] for row in entry[1]])
-        for entry in (entry or first for entry in everyone)
-    ]
-    signature.check_same(backend.name, descriptions, absent_is_fine=True)
+def _spec(row: list[Any]) -> LeafSpec:
+    what, library, dtype, shape, is_number, order = row
+    return LeafSpec(what, library, dtype, tuple(shape), is_number, tuple(order))
 
 
 def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, timeout: float | None) -> Tree:

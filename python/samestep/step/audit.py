@@ -83,10 +83,7 @@ def digest(grads: Any, weight: float) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def compare(
     backend: Group, audited: Audited, mine: dict[int, np.ndarray[Any, np.dtype[np.uint64]]], left: Timer
 ) -> None:
-    """Compare what the ranks of `audited` have computed. Collective.
-
-    Args:
-      mine: digests of this rank, by shard.
+    """Compare what the ranks of `audited` have computed; `mine`: the digests of this rank, by shard. Collective.
 
     Raises:
       Differs: on all ranks, with the ranks and their hosts.

@@ -18,11 +18,7 @@ from samestep.trees.fusion import Timer
 
 
 class Memory:
-    """A pool of flat arrays.
-
-    Args:
-      new: makes an array from its number of elements and its dtype.
-    """
+    """A pool of flat arrays, which `new` makes of a number of elements and a dtype."""
 
     def __init__(self, new: Callable[[int, str], Flat]) -> None:
         self._new = new
@@ -121,12 +117,7 @@ _SEGMENT = 1 << 20  # elements of each node in one exchange: bounds the memory
 
 
 def combine_weights(n_shards: int, nodes: list[list[Node]], weights: list[list[float]]) -> float:
-    """The sum of the weights of all shards, added in the order of the tree.
-
-    Args:
-      nodes: by rank, the nodes that it holds.
-      weights: by rank, the weights of its nodes.
-    """
+    """The sum of the weights of all nodes, by rank as the nodes are, added in the order of the tree."""
     tree: PairwiseTree[float] = PairwiseTree(
         n_shards, lambda value, siblings: functools.reduce(operator.add, siblings, value)
     )

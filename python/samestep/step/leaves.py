@@ -122,11 +122,7 @@ class Layout:
 
 
 def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[LeafSpec]:
-    """Describe each leaf.
-
-    Raises:
-      InvalidArgumentError: a leaf cannot be averaged, and nothing shows that it need not be; names it.
-    """
+    """Describe each leaf; raise InvalidArgumentError for one that cannot be averaged, and may not pass as it is."""
     specs = specs_of(names, leaves, act)
     if (refused := signature.first_refused(names, [spec.what for spec in specs])) is not None:
         raise InvalidArgumentError(f"{act}: {signature.leaf_text(refused[0])}: {refused[1]}")
@@ -254,11 +250,7 @@ def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
 
 
 def require_weight(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:
-    """Check that leaves can be multiplied by a weight that is not zero.
-
-    Raises:
-      InvalidArgumentError: they cannot; names the first such leaf.
-    """
+    """Raise InvalidArgumentError for the first leaf that cannot be multiplied by a weight that is not zero."""
     if is_whole(weight):
         return
     for spec, name in zip(specs, names, strict=True):

@@ -178,12 +178,8 @@ def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -
     for names, kinds in everyone:
         refusals = {i: kind for i, kind in enumerate(kinds) if isinstance(kind, str)}
         what = [
-            signature.ABSENT
-            if kind is None
-            else f"{kind[1]} rows of {tuple(kind[2])}"
-            if i not in refusals
-            else ""
-            for i, kind in enumerate(kinds)
+            f"{kind[1]} rows of {tuple(kind[2])}" if isinstance(kind, list) else signature.ABSENT
+            for kind in kinds
         ]
         described.append(signature.Description.of(act, names, signature.with_refusals(what, refusals)))
     signature.check_same(backend.name, described, absent_is_fine=True)

@@ -98,10 +98,7 @@ def _raise_difference(
 
 
 def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> str:
-    """Which leaves differ, and which ranks differ from the majority.
-
-    Args:
-      hashes: of the leaves, by rank; not all equal.
+    """Which leaves differ, and which ranks differ from the majority. `hashes`: of the leaves, by rank; not all equal.
 
     Example:
       >>> first_difference(["['b']", "['w']"], [["0", "1"], ["0", "2"], ["0", "1"]])
@@ -136,12 +133,7 @@ def verify_interval() -> int:
 
 
 class Verifier:
-    """Compares the state of all ranks at an interval of steps, and reports between which steps it began to differ.
-
-    Args:
-      what: the name of the state, for the text.
-      interval: steps from one comparison to the next, >= 1; the first is before step 0.
-    """
+    """Compares a state between ranks every `interval` steps, first before step 0; says since when they differ."""
 
     def __init__(self, backend: Group, what: str, interval: int) -> None:
         self._backend, self._what, self._interval = backend, what, interval

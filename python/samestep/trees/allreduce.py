@@ -168,8 +168,8 @@ class Weights(signature.Comparison):
 
     def refusals(self, infos: Sequence[ArrayInfo | None]) -> dict[int, str]:
         """Why leaves cannot be averaged, by index."""
-        found = {i: why_not(info.dtype, self.mine) for i, info in enumerate(infos) if info is not None}
-        return {i: why for i, why in found.items() if why}
+        known = ((i, info.dtype) for i, info in enumerate(infos) if info is not None)
+        return {i: why for i, dtype in known if (why := why_not(dtype, self.mine))}
 
     def operator_for(self, infos: Sequence[ArrayInfo]) -> tuple[int, float, float]:
         """`operator`, for such arrays. Raises as `require_sum`, on all ranks."""
@@ -188,18 +188,13 @@ def reduce_tree(
     weights: Weights | None = None,
     facts: Facts = NO_FACTS,
 ) -> Any:
-    """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
+    """Reduce every array and number of `tree`, see `samestep.allreduce_tree`. Collective.
 
     Args:
-      tree: of the same structure, shapes and dtypes on all ranks.
-      op: as for `Backend.allreduce`.
       act: the call, for the texts of errors.
       timeout: seconds for all of it; None for the group's timeout.
       weights: of ranks; then `op` is AVG.
       facts: what must be equal on all ranks as well.
-
-    Returns:
-      The reduced tree, see `samestep.allreduce_tree`.
     """
     with _core.UserCall(act):
         left = timer(timeout)

@@ -29,7 +29,7 @@ def call(
     facts: Facts = NO_FACTS,
     **details: Any,
 ) -> Any:
-    """Add a collective on the leaves of a tree to the program that JAX is tracing.
+    """Add a collective on the leaves of a tree to the program that JAX is tracing; its results, as tracers in a tree.
 
     Args:
       flat: the tree; tracers, arrays and numbers among the leaves.
@@ -38,9 +38,6 @@ def call(
       timeout: seconds that the call may take when the program runs.
       facts: what must be equal on all ranks as well.
       details: more fields of `Collective`.
-
-    Returns:
-      The tree with tracers of the results.
     """
     results = list(flat.leaves)
     moved = [

@@ -30,20 +30,9 @@ _Message = Generator[None, None, None]  # starts the operation, yields, then wai
 
 
 def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
-    """Cut leaves, in the given order, into runs that are moved in one message each.
+    """Cut leaves, in the given order, into runs that are moved in one message each. A larger leaf gets its own.
 
-    Pure and deterministic: every rank computes the same plan from the same shapes, so no rank has to be
-    asked.
-
-    Args:
-      leaf_nbytes: size of each leaf in bytes, each >= 0.
-      bucket_nbytes: most bytes in one bucket, > 0. A larger leaf gets its own bucket.
-
-    Returns:
-      Consecutive index ranges that cover `range(len(leaf_nbytes))`.
-
-    Raises:
-      ValueError: `bucket_nbytes` is not positive.
+    Pure: every rank computes the same plan from the same shapes, so no rank has to be asked.
 
     Example:
       >>> plan_buckets([4, 4, 8, 20, 1], bucket_nbytes=8)
@@ -75,7 +64,6 @@ def plan_messages(
     Messages are ordered by their last leaf, that is, by when they are complete if leaves become ready in order.
 
     Args:
-      infos: the leaves.
       which: the indices of those to plan for, in order; None: all.
       mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
       with_nccl: whether NCCL moves what is in device memory: a copy there costs less than an operation.
@@ -111,9 +99,6 @@ def timer(timeout: float | None) -> Timer:
     """The seconds left of `timeout` each time it is called; None for None, which leaves it to the backend.
 
     Where none are left, as many as operations take for a timeout: the next one raises the TimeoutError.
-
-    Raises:
-      InvalidArgumentError: `timeout` is no positive number of seconds.
     """
     if timeout is None:
         return lambda: None

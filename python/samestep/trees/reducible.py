@@ -69,8 +69,7 @@ def describe_leaves(
 def why_refused(leaf: Any, *, is_whole: bool = False) -> str | None:
     """Why a reduction does not take a leaf that is neither an array nor None, and what to do; None if it returns it.
 
-    Args:
-      is_whole: it is the whole tree.
+    `is_whole`: it is the whole tree.
 
     Example:
       >>> why_refused("relu")

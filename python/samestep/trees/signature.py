@@ -79,16 +79,6 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     Raises:
       InvalidArgumentError: an array is on another device than the group's; says which leaf.
       UnavailableError: the stream of an array is being captured into a graph.
-
-    Example:
-      >>> import numpy as np
-      >>> from samestep.trees.signature import describe_leaves
-      >>> weight = np.zeros((2, 3), "f4")
-      >>> table = describe_leaves("abcd", [weight, 1.5, None, weight[:]], "synchronize")
-      >>> table.kinds
-      ['float32 (2, 3)', 'a number', 'None', 'float32 (2, 3)']
-      >>> table.aliases
-      [0, 1, 2, 0]
     """
     kinds: list[str] = []
     infos: list[ArrayInfo | None] = []
@@ -204,8 +194,7 @@ def first_refused(names: Sequence[str], kinds: Sequence[str]) -> tuple[str, str]
 class Comparison:
     """How ranks find out whether they hold the same tree, and in the same message whether facts are equal.
 
-    Args:
-      facts: what must be equal beside the tree; what JAX traces is not compared here.
+    What JAX traces of these is not compared here.
     """
 
     def __init__(self, facts: Facts = NO_FACTS) -> None:
