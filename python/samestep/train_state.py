@@ -261,10 +261,13 @@ class TrainState:
                 self.load_state_dict(state)
             except Exception as error:  # half a file has many
                 problem = f"{os.fspath(path)}: {error_line(error)}"
-        problem = self._backend._bcast_facts(problem, str, 0)
-        if problem:
-            raise UnavailableError(f"TrainState.restore: {problem}")
+        self._tell("restore", problem)
         self._take(0, state)
+
+    def _tell(self, verb: str, problem: str) -> None:
+        """Raise on all ranks what went wrong on rank 0, if anything did. Collective."""
+        if problem := self._backend._bcast_facts(problem, str, 0):
+            raise UnavailableError(f"TrainState.{verb}: {problem}")
 
     def _between(self, call: Callable[[], None]) -> None:
         """Make a collective call between steps; if a rank is lost in it, again with those that are left.
@@ -297,9 +300,7 @@ class TrainState:
                 state_file.write(os.fspath(path), self._state(values))
             except Exception as error:  # of whatever the parts are made of
                 problem = error_line(error)
-        problem = self._backend._bcast_facts(problem, str, 0)
-        if problem:
-            raise UnavailableError(f"TrainState.save: {problem}")
+        self._tell("save", problem)
 
     def _save_and_stop(self, path: str) -> None:
         """All ranks stop here, and end only when all know it."""

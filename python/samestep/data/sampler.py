@@ -132,9 +132,7 @@ class DistributedSampler:
             )
         self.batch_size = None if batch_size is None else operator.index(batch_size)
         self.shards = None if shards is None else operator.index(shards)
-        if (self.batch_size is not None and self.batch_size < 1) or (
-            self.shards is not None and self.shards < 1
-        ):
+        if any(number is not None and number < 1 for number in (self.batch_size, self.shards)):
             raise InvalidArgumentError(
                 f"DistributedSampler: batch_size and shards must be >= 1, got {batch_size} and {shards}"
             )

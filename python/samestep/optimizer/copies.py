@@ -65,8 +65,7 @@ class Copies:
     def prepare(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Parts for the ranks that there are, before the first step: other ranks may have been there at `init`.
 
-        Raises:
-          UnavailableError: a state was not made by `init`.
+        Raises UnavailableError for a state that `init` has not made.
         """
         return {name: state.made_for_now(parts[name]) for name, state in self._of.items()}
 

@@ -47,11 +47,7 @@ def distribute(backend: Group, opt: Any, op: Any, *, elementwise: bool, copies: 
 
 
 def sharded_of(opt: Any) -> ShardedTransformation:
-    """What `distribute` made `opt` of.
-
-    Raises:
-      InvalidArgumentError: it did not.
-    """
+    """What `distribute` made `opt` of; raises InvalidArgumentError if it did not."""
     found = opt if isinstance(opt, ShardedTransformation) else getattr(opt.update, "__self__", None)
     if not isinstance(found, ShardedTransformation):
         raise InvalidArgumentError(f"{_ACT}: {opt!r} is not what ShardedOptimizer returned")

@@ -95,8 +95,7 @@ class Slot:
     def take(self, buffers: Container[int]) -> torch.Tensor | None:
         """Decide where this rank's contribution is reduced. Returns the gradient, if it has to be copied there.
 
-        Args:
-          buffers: addresses of the memory of all buckets.
+        `buffers`: addresses of the memory of all buckets.
         """
         parameter, view = self._parameter(), self.view
         grad = parameter.grad if parameter is not None else None

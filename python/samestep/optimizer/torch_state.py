@@ -127,11 +127,7 @@ class Settings:
         return self._backend.size > 1 and self._now() != self._agreed
 
     def compare(self) -> None:
-        """Compare them with those of the other ranks. Collective.
-
-        Raises:
-          MismatchError: they differ, on all ranks.
-        """
+        """Raise MismatchError, on all ranks, unless these settings are those of the other ranks. Collective."""
         now, act = self._now(), f"{self._act}: settings"
         text = np.frombuffer(repr(now[1:]).encode(), np.uint8)
         mine = np.frombuffer(_core.hash128(text), np.uint64)

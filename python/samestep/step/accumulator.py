@@ -73,8 +73,8 @@ class Accumulator:
     def __init__(self, backend: Group, shards: int | None = None, *, like: Any = None) -> None:
         require_backend(Accumulator, backend)
         self._backend = backend
-        self._fixed = shards is not None
-        self._n_shards = 1 if shards is None else operator.index(shards)
+        self._shards = None if shards is None else operator.index(shards)
+        self._fixed, self._n_shards = shards is not None, 1 if self._shards is None else self._shards
         if self._n_shards < 1:
             raise InvalidArgumentError(f"Accumulator: shards must be >= 1, got {shards}")
         self.weight = 0.0
@@ -367,7 +367,7 @@ class Accumulator:
         """
         if self._added:
             raise InvalidArgumentError("Accumulator.state_dict: in the middle of a step; save after mean()")
-        return {"shards": self._n_shards if self._fixed else None}
+        return {"shards": self._shards}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that the resumed run has the same number of shards.
@@ -375,15 +375,16 @@ class Accumulator:
         Raises:
           InvalidArgumentError: it does not.
         """
-        mine = self._n_shards if self._fixed else None
-        if state["shards"] != mine:
-            raise InvalidArgumentError(f"Accumulator: the state is of shards={state['shards']}, not {mine}")
+        if state["shards"] != self._shards:
+            raise InvalidArgumentError(
+                f"Accumulator: the state is of shards={state['shards']}, not {self._shards}"
+            )
 
     def __copy__(self) -> Accumulator:
         """Another accumulator of the same group, between steps: the sums of a step belong to one."""
         if self._added:
             raise InvalidArgumentError("Accumulator: no copies in the middle of a step; copy it after mean()")
-        new = Accumulator(self._backend, self._n_shards if self._fixed else None)
+        new = Accumulator(self._backend, self._shards)
         new._tree = self._tree
         return new
 
@@ -391,5 +392,4 @@ class Accumulator:
         return self.__copy__()
 
     def __repr__(self) -> str:
-        shards = self._n_shards if self._fixed else None
-        return f"Accumulator(shards={shards}: {len(self._added)} added, rank {self._backend.rank})"
+        return f"Accumulator(shards={self._shards}: {len(self._added)} added, rank {self._backend.rank})"

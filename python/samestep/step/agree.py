@@ -86,9 +86,8 @@ def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> Non
     A leaf that is None in one may be an array in the other.
     """
     if names != layout.names:
-        name = next(
-            iter(dict.fromkeys([*names, *layout.names]).keys() - (set(names) & set(layout.names))), ""
-        )
+        differing = set(names) ^ set(layout.names)
+        name = next((name for name in [*names, *layout.names] if name in differing), "")
         raise InvalidArgumentError(
             f"Accumulator.add: the leaves are not those of the trees before, see {signature.leaf_text(name)}"
         )

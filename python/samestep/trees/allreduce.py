@@ -33,11 +33,7 @@ _REFUSES = 2  # what a rank says in place of whether it lacks a tree
 
 
 def weight_of(weight: Any, act: str) -> float:
-    """A weight as a float.
-
-    Raises:
-      InvalidArgumentError: it is negative, infinite or NaN.
-    """
+    """A weight as a float; raises InvalidArgumentError if it is negative, infinite or NaN."""
     try:
         value = float(weight)
     except OverflowError:
@@ -232,11 +228,7 @@ def reduce_tree(
 
 
 def op_name(op: Op, verb: str) -> str:
-    """Name of an operator, the same on ranks that mean the same; `verb` stands before errors.
-
-    Raises:
-      InvalidArgumentError: `op` stands for no operator.
-    """
+    """Name of an operator, the same on ranks that mean the same; raises as `resolve`, with `verb` before the text."""
     code, _ = resolve(op, verb)
     return "PREMUL" if isinstance(op, Premul) else ReduceOp(code).name
 

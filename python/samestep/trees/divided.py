@@ -130,12 +130,11 @@ def viewed_by_fsdp(among: Iterable[Any]) -> set[int]:
     return {id(parameter) for module in modules for parameter in module.parameters()}
 
 
-def parts_in(tree: Any) -> dict[int, str]:
+def parts_in(tree: Any, flat: Flat | None = None) -> dict[int, str]:
     """Why leaves of `tree` are no whole states of optimizers, by index."""
-    return _parts_in(flatten(tree)) if _parts or _forms else {}
-
-
-def _parts_in(flat: Flat) -> dict[int, str]:
+    if not _parts and not _forms:
+        return {}
+    flat = flat or flatten(tree)
     found = {i: _OF_STATE for i, _ in _noted_in(flat)}
     for leaves, _, _ in _find_forms(flat):
         found |= {i: _OF_STATE for i in leaves if getattr(flat.leaves[i], "shape", ())}
@@ -151,7 +150,7 @@ def refusals(tree: Any) -> dict[int, str]:
     within = list(tree.modules() if is_module else (p for g in groups for p in g["params"]))
     viewed = viewed_by_fsdp([*flat.leaves, *within])
     found = {i: why for i, leaf in enumerate(flat.leaves) if (why := why_divided(leaf, viewed))}
-    found |= _parts_in(flat)
+    found |= parts_in(tree, flat)
     if why := next(filter(None, (why_divided(one, viewed) for one in within)), ""):
         found.setdefault(0, why)
     return found

@@ -35,11 +35,7 @@ def encode(value: Any) -> list[str] | None:
 
 
 def decode(words: list[str]) -> Any:
-    """What `encode` was given.
-
-    Raises:
-      MismatchError: these are no words of `encode`.
-    """
+    """What `encode` was given; raises MismatchError if these are no words of it."""
     try:
         return _decode(*words)
     except (TypeError, ValueError, OverflowError) as error:

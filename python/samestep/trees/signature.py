@@ -430,11 +430,7 @@ def _where(names: Sequence[str], one: Place, other: Place) -> str:
 def refuse_clash(
     group: str, mine: Description, everyone: Sequence[Description] | None, clash: tuple[int, int] | None
 ) -> None:
-    """Refuse what `join_views` found on any rank. To be called on all ranks, when they have compared kinds.
-
-    Raises:
-      InvalidArgumentError: on all ranks; names the leaves.
-    """
+    """Raise InvalidArgumentError, on all ranks, for what `join_views` found on any. After they have compared kinds."""
     text = ""
     if clash is not None and clash[0] == clash[1]:
         leaf = leaf_text(mine.names[clash[0]])
