@@ -303,9 +303,9 @@ def distribute(backend: Group, opt: Any, op: Any) -> Any:
     A named tuple, as optax has, comes back as the same type, so that `isinstance` tests, `optax.chain` and
     checkpoints see no difference. Another object comes back as a `DistributedTransformation`.
     """
-    if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
-        return DistributedTransformation(backend, opt, op)
     wrapped = DistributedTransformation(backend, opt, op)
+    if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
+        return wrapped
 
     def update(
         grads: Any, *args: Any, **kwargs: Any

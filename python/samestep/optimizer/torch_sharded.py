@@ -276,9 +276,9 @@ class _ShardedStep:
         if self.gradients is not None:
             self.gradients.before_step()
         split = [i for i, trained in enumerate(self._trained) if trained]
+        held = {i: self._exchange.part(i) for i in split}
         flats = {i: _in_memory_order(self.parameters[i], self._names[i]) for i in split}
-        for i in split:
-            part = self._exchange.part(i)
+        for i, part in held.items():
             self._parts[i].data = flats[i][part.start : part.stop].view(self._parts[i].shape)
         grads = {i: _like_parameter(self.parameters[i], self._names[i]) for i in split}
         is_alone = self._backend.size == 1 and not isinstance(self._op, Premul)
@@ -287,15 +287,12 @@ class _ShardedStep:
                 self._exchange.agreed_dtypes(
                     f"{_ACT}.step()", dict.fromkeys(split, "None"), self._layouts(split)
                 )
-            parts = {i: self._exchange.part(i) for i in grads}
-            own: Mapping[int, torch.Tensor | None] = {
-                i: None if g is None else g[parts[i].start : parts[i].stop] for i, g in grads.items()
-            }
+            own = {i: g[held[i].start : held[i].stop] for i, g in grads.items() if g is not None}
         else:
             own = self._reduced(grads)
         self._is_averaged = False
         for i, grad in own.items():
-            if grad is not None and self._parts[i].numel():
+            if self._parts[i].numel():
                 self._parts[i].grad = grad.view(self._parts[i].shape)
 
     def _layouts(self, split: Iterable[int]) -> dict[str, str]:
@@ -306,7 +303,7 @@ class _ShardedStep:
             for name, p in named.items()
         }
 
-    def _reduced(self, grads: dict[int, torch.Tensor | None]) -> Mapping[int, torch.Tensor | None]:
+    def _reduced(self, grads: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
         kinds = {
             i: "None" if g is None else f"{str(g.dtype)[6:]} {tuple(self.parameters[i].shape)}"
             for i, g in grads.items()
