@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import samestep as ss
 from running import RUN_COMMAND, program
-from samestep import fluxmpi
+from samestep import _settings, fluxmpi
 from samestep._util import mpi_library
 from samestep.gpu import mpi_support
 from samestep.world import transports
@@ -203,7 +203,7 @@ def test_fluxmpi_turns_it_off(monkeypatch):
     fluxmpi.disable_cudampi_support()
     assert mpi_support.decide("cuda", 0) == (False, "SAMESTEP_GPU_AWARE_MPI=0")
     fluxmpi.disable_cudampi_support(disable=False)
-    assert mpi_support.wanted(os.environ) == "auto"
+    assert _settings.read(mpi_support.VARIABLE) == "auto"
 
 
 def test_this_library_is_asked_first(monkeypatch):

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Mapping
 
 from samestep import _settings
 from samestep.errors import InvalidArgumentError
@@ -17,20 +16,11 @@ from samestep.errors import InvalidArgumentError
 VARIABLE = _settings.GPU_AWARE_MPI
 _TRIAL_TIMEOUT_S = 60.0
 _COUNT = 1 << 16  # bytes: longer than any eager message
+_QUERIES = {
+    "cuda": ("MPIX_Query_cuda_support",),
+    "hip": ("MPIX_Query_rocm_support", "MPIX_Query_hip_support"),
+}
 _OF_A_JOB = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "SLURM_", "PALS_", "FLUX_")
-
-
-def wanted(env: Mapping[str, str]) -> str:
-    """ "0", "1" or "auto". Pure.
-
-    Raises:
-      InvalidArgumentError: it is set to something else.
-
-    Example:
-      >>> wanted({}), wanted({"SAMESTEP_GPU_AWARE_MPI": "auto"})
-      ('0', 'auto')
-    """
-    return _settings.read(VARIABLE, env)
 
 
 def decide(kind: str, device: int) -> tuple[bool, str]:
@@ -44,7 +34,7 @@ def decide(kind: str, device: int) -> tuple[bool, str]:
       kind: "cuda" or "hip".
       device: on which it is tried.
     """
-    asked = wanted(os.environ)
+    asked = _settings.read(VARIABLE)
     if asked != "auto":
         return asked == "1", f"{VARIABLE}={asked}" if _settings.get(VARIABLE) is not None else "not asked for"
     return _tried(kind, device)
@@ -66,12 +56,7 @@ def query(kind: str) -> bool:
     if not path:
         return False
     library = ctypes.CDLL(path)
-    names = (
-        ("MPIX_Query_cuda_support",)
-        if kind == "cuda"
-        else ("MPIX_Query_rocm_support", "MPIX_Query_hip_support")
-    )
-    for name in names:
+    for name in _QUERIES[kind]:
         function = getattr(library, name, None)
         if function is not None:
             return bool(function())  # all of them are `int f(void)`
@@ -82,14 +67,7 @@ def _trial(kind: str, device: int) -> str:
     """Why a message from device memory to device memory did not arrive in a process of its own, or ""."""
     import subprocess  # not for those who only import the package
 
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)
-    }  # alone, not a rank of this job
-    env |= {
-        k: v
-        for k, v in os.environ.items()
-        if k.startswith("OMPI_MCA_") and "ess" not in k and "pmix" not in k
-    }
+    env = {name: text for name, text in os.environ.items() if not _makes_a_rank(name)}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "samestep.gpu.mpi_support", kind, str(device)],
@@ -108,10 +86,16 @@ def _trial(kind: str, device: int) -> str:
     return f"the MPI library says that it can, but a trial failed with exit code {done.returncode}: {last}"
 
 
+def _makes_a_rank(name: str) -> bool:
+    """Whether with this variable the process of the trial would be a rank of the job, not alone."""
+    is_choice = name.startswith("OMPI_MCA_") and "ess" not in name and "pmix" not in name
+    return name.startswith(_OF_A_JOB) and not is_choice
+
+
 def describe(kind: str) -> str:
     """One sentence for `samestep doctor`. Never raises; tries nothing."""
     try:
-        asked = wanted(os.environ)
+        asked = _settings.read(VARIABLE)
     except InvalidArgumentError as error:
         return str(error)
     says = f"the MPI library says that it {'can' if query(kind) else 'cannot'}"
