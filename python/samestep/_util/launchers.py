@@ -247,9 +247,7 @@ def slurm_meeting(env: Mapping[str, str] = os.environ) -> tuple[str, int] | None
 
 
 _FIRST_PORT, _N_PORTS = 20000, 12000  # below those that kernels give away
-_SLURM_SPECIAL_STEP = (
-    0xFFFFFFF0  # the steps of batch script, interactive shell and the like are numbered from here
-)
+_SLURM_SPECIAL_STEP = 0xFFFFFFF0  # batch script, interactive shell and the like are numbered from here
 
 
 def folder_of_job(env: Mapping[str, str] = os.environ) -> str:

@@ -414,10 +414,7 @@ def _one_of(ranks: list[int]) -> int:
         if os.fork() == 0:
             processes.die_with_parent(parent, signal.SIGTERM)
             return rank
-    for signum in (
-        signal.SIGTERM,
-        signal.SIGUSR1,
-    ):  # if all processes of the host get one, ranks end their step first
+    for signum in (signal.SIGTERM, signal.SIGUSR1):  # if the whole host gets one, ranks end their step first
         signal.signal(signum, signal.SIG_IGN)
     codes = [os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF for _ in ranks]
     os._exit(max(codes))

@@ -182,9 +182,7 @@ def _for_shell(agent: list[str], env: Mapping[str, str]) -> str:
 
     They read the address of the launcher from the shell, because everybody can read a command line.
     """
-    variables = {
-        name: env[name] for name in ("LD_LIBRARY_PATH",) if name in env
-    }  # that Python may need to start
-    variables |= _for_agents(env) | {BOOTSTRAP: FROM_STDIN}
+    needed_to_start = {name: env[name] for name in ("LD_LIBRARY_PATH",) if name in env}
+    variables = needed_to_start | _for_agents(env) | {BOOTSTRAP: FROM_STDIN}
     words = [f"{name}={value}" for name, value in variables.items()]
     return "exec env " + shlex.join([*words, *agent])

@@ -58,9 +58,8 @@ _AFTER_SIGNAL = {
     signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
     signal.SIGUSR1: _End("SIGUSR1", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 138),
 }
-_PATIENT = _End(
-    "SIGTERM", ((0.0, signal.SIGTERM), (25.0, signal.SIGKILL)), 143
-)  # for ranks that end their step first
+# For ranks that end their step first.
+_PATIENT = _End("SIGTERM", ((0.0, signal.SIGTERM), (25.0, signal.SIGKILL)), 143)
 _WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks that mpirun ends
 
 
@@ -77,9 +76,7 @@ class Supervisor:
         self._loop = Loop()
         self._started = False
         self._leaving = False
-        self._left_first: ProcessExit | None = (
-            None  # programs that should have run until their ranks had ended
-        )
+        self._left_first: ProcessExit | None = None  # a program that ended before its ranks did
         self._waits_for_cause = False
         self._end: _End | None = None
         self._elastic: Elastic | None = None  # where the job goes on after a loss

@@ -72,9 +72,8 @@ class Listener:
                 for link in (self.socket, *self._unidentified):
                     poll.register(link, select.POLLIN)
                 poll.poll(_POLL_MS)
-                self._accept(
-                    len(links)
-                )  # only while a rank is missing: strangers may have used up the descriptors
+                # Only while a rank is missing: strangers may have used up the descriptors.
+                self._accept(len(links))
                 self._unidentified = [
                     link for link in self._unidentified if not self._identify(link, rank, links)
                 ]

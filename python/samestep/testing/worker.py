@@ -18,9 +18,7 @@ import pytest
 from samestep.testing import protocol
 from samestep.testing.markers import HOLDER, default_timeout
 
-SELF_DESTRUCT_S = (
-    20.0  # after a test's own deadline: the parent has died or hangs, so the rank ends by itself
-)
+SELF_DESTRUCT_S = 20.0  # after a test's own deadline: the parent has died or hangs
 
 
 class RankPlugin:
