@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LINE_HEAD = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[\d+ / \d+\] "
@@ -90,6 +90,19 @@ def error_line(error: BaseException) -> str:
     """
     text = error_text(error)
     return sendable(type(error).__name__) + (f": {text}" if text else "")
+
+
+def chain(error: BaseException | None, *, suppressed: bool = True) -> Iterator[BaseException]:
+    """`error` and those that it was raised from or while handling; `suppressed`: also those hidden by `from None`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        try:
+            hidden = error.__suppress_context__ and not suppressed
+            error = error.__cause__ or (None if hidden else error.__context__)
+        except Exception:  # of a class that defines these names otherwise
+            return
 
 
 def short_repr(value: Any) -> str:

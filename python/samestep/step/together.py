@@ -22,7 +22,7 @@ import numpy as np
 from samestep import _core
 from samestep._util.deadline import Deadline
 from samestep._util.json_layout import Many
-from samestep._util.text import ranks_text
+from samestep._util.text import chain, ranks_text
 from samestep.errors import Error, MismatchError, StepError, TimeoutError
 from samestep.group import compiled, json_exchange
 from samestep.group.group import Group
@@ -328,14 +328,7 @@ def _sentence(rank: int, report: _Report) -> str:
 
 def _follows(error: BaseException) -> bool:
     """Whether it was raised because another rank has left, or while such an exception was handled."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        if isinstance(at, StepError):
-            return True
-        seen.add(id(at))
-        at = at.__cause__ or at.__context__
-    return False
+    return any(isinstance(one, StepError) for one in chain(error))
 
 
 def _innermost_line(error: BaseException) -> str:

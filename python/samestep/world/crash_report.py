@@ -11,12 +11,11 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from samestep import _settings
-from samestep._util.text import error_text, sendable
+from samestep._util.text import chain, error_text, sendable
 from samestep.errors import Error, PeerLostError
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -71,24 +70,11 @@ def record_of(error: BaseException) -> dict[str, Any]:
         "text": error_text(error),
         "pid": os.getpid(),
     }
-    for below in itertools.islice(_chain(error, suppressed=False), 1, None):
+    for below in itertools.islice(chain(error, suppressed=False), 1, None):
         if issubclass(type(below), Error):  # that `error` was raised from, or while handling
             record["because"] = {"class": _class_of(below), "text": error_text(below)}
             break
     return record
-
-
-def _chain(error: BaseException | None, *, suppressed: bool) -> Iterator[BaseException]:
-    """`error` and those that it was raised from or while handling; `suppressed`: also those hidden by `from None`."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        try:
-            hidden = error.__suppress_context__ and not suppressed
-            error = error.__cause__ or (None if hidden else error.__context__)
-        except Exception:  # of a class that defines these names otherwise
-            return
 
 
 def _class_of(error: BaseException) -> str:
@@ -109,7 +95,7 @@ def is_of_lost_peer(error: BaseException | None) -> bool:
       ...     is_of_lost_peer(error), is_of_lost_peer(KeyError())
       (True, False)
     """
-    return any(issubclass(type(one), PeerLostError) for one in _chain(error, suppressed=True))
+    return any(issubclass(type(one), PeerLostError) for one in chain(error))
 
 
 def _write(path: str, error: BaseException) -> None:

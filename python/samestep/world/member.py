@@ -8,6 +8,7 @@ import os
 import time
 
 from samestep import _settings
+from samestep._util.text import chain
 from samestep.errors import Error, MismatchError, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous.membership import PLACE, Post, Record
 from samestep.rendezvous.rendezvous import Rendezvous
@@ -168,10 +169,5 @@ def member() -> Member | None:
 
 def is_loss(error: BaseException | None) -> bool:
     """Whether it was raised because the group has lost a rank, or waits for one in vain: the others may go on."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, Error):
-            return isinstance(error, (PeerLostError, TimeoutError)) and not isinstance(error, _GivenUp)
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    ours = next((one for one in chain(error) if isinstance(one, Error)), None)
+    return isinstance(ours, (PeerLostError, TimeoutError)) and not isinstance(ours, _GivenUp)
