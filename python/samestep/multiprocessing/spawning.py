@@ -13,6 +13,7 @@ from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from samestep._util.at_failure import at_failure
 from samestep.errors import InvalidArgumentError
 from samestep.multiprocessing import child
 from samestep.multiprocessing.context import ProcessContext
@@ -72,21 +73,13 @@ def spawn(  # noqa: PLR0917 - positions that scripts rely on
 def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, *, daemon: bool) -> ProcessContext:
     fresh = multiprocessing.get_context("spawn")
     started: list[Any] = []
-    try:
+    with at_failure(lambda: ProcessContext(started)._end(0.0)):
         for i in range(nprocs):
             ours, theirs = fresh.Pipe(duplex=False)
             process = fresh.Process(target=child.run, args=(fn, i, args, theirs, os.getpid()), daemon=daemon)
-            try:
+            with at_failure(ours.close), theirs:
                 process.start()
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
             started.append((process, ours))
-    except BaseException:
-        ProcessContext(started)._end(0.0)
-        raise
     return ProcessContext(started)
 
 

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any, TextIO
 
 from samestep._util import cpus, launchers
+from samestep._util.at_failure import at_failure
 from samestep.errors import InvalidArgumentError
 from samestep.launch import network, plan, processes
 from samestep.launch.causes import ProcessExit
@@ -50,16 +51,13 @@ class Ranks:
         self._port = network.reserve_port()
         self._ranks: list[_Rank] = []
         port = self._port.getsockname()[1]
-        try:
+        with at_failure(lambda: self.end(now=True)):
             for variables in plan.of_new_job(
                 [""] * n, launcher="samestep.launch", master_addr="127.0.0.1", master_port=port
             ):
                 self._ranks.append(self._start(len(self._ranks), variables))
             for rank in self._ranks:
                 rank.link.send_bytes(pickle.dumps(sys.path))
-        except BaseException:
-            self.end(now=True)
-            raise
 
     def _start(self, number: int, variables: dict[str, str]) -> _Rank:
         ours, theirs = socket.socketpair()
@@ -108,15 +106,12 @@ class Ranks:
           KeyboardInterrupt: all ranks have been ended.
         """
         answers: dict[int, tuple[str, Any]] = {}
-        try:
+        with at_failure(lambda: self.end(now=True)):
             message = pickle.dumps((kind, content))
             for rank in self._ranks:
                 with contextlib.suppress(ConnectionError):  # the rank has ended; handled below
                     rank.link.send_bytes(message)
             self._collect(answers, grace)
-        except BaseException:
-            self.end(now=True)
-            raise
         if all(kind == "result" for kind, _ in answers.values()) and len(answers) == self.n:
             return [answers[rank.number][1] for rank in self._ranks]
         error = self._failure(answers)

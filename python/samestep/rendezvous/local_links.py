@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from samestep._util import descriptors, users
+from samestep._util.at_failure import at_failure
 from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous.same_user import connect_in_turn, user_of
 
@@ -38,8 +39,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.socket = _new_socket()
-        with contextlib.ExitStack() as at_failure:
-            at_failure.callback(self.socket.close)
+        with at_failure(self.socket.close):
             with _what_failed("cannot listen"):
                 self.socket.bind("")  # the kernel picks a name in the abstract namespace, which needs no file
                 self.socket.listen(socket.SOMAXCONN)
@@ -48,7 +48,6 @@ class Listener:
             if len(name) > len(self.token):
                 raise Error("the kernel's name of a socket is too long")
             self.introduction = _INTRODUCTION.pack(name, self.token)
-            at_failure.pop_all()
         self._unidentified: list[socket.socket] = []  # of this user, without a token yet, the oldest first
 
     def __enter__(self) -> Listener:
@@ -159,9 +158,8 @@ def connect_all(
     descriptors.allow_for_ranks(size)
     deadline = time.monotonic() + timeout
     links: list[socket.socket | None] = [None] * size
-    with contextlib.ExitStack() as at_failure, listener or Listener() as own_listener:
+    with listener or Listener() as own_listener, at_failure(lambda: _close(links)):
         everybody = _introduce(own_listener.introduction, size, exchange)
-        at_failure.callback(_close, links)
         # Each rank connects to those below it and accepts those above. Rank 0 only accepts, so that full queues, in
         # which others wait for room, are emptied from there upwards.
         for peer, (name, token_of_peer) in enumerate(everybody[:rank]):
@@ -169,7 +167,6 @@ def connect_all(
             with _what_failed("cannot send to a process of this host"):
                 link.send(_HELLO.pack(token_of_peer, rank))
         own_listener.let_all_in(rank, links, deadline, timeout)
-        at_failure.pop_all()
     return links
 
 
@@ -209,7 +206,7 @@ def _close(links: list[socket.socket | None]) -> None:
 
 def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
     link = _new_socket()
-    try:
+    with at_failure(link.close):
         link.setblocking(False)
         try:
             with _what_failed("cannot connect to a process of this host"):
@@ -229,7 +226,4 @@ def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
                 "have to run as one user"
             )
         link.setblocking(True)  # sending waits for room
-    except BaseException:
-        link.close()
-        raise
     return link

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from samestep._util import descriptors, frames, handshake
+from samestep._util.at_failure import at_failure
 from samestep._util.strangers import Strangers
 from samestep._util.text import ranks_text, warn
 from samestep.errors import Error, TimeoutError, UnavailableError
@@ -126,9 +127,8 @@ class _MeshBuilder:
 
     def build(self, places: list[tuple[str, int]]) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
         """Connect with the ranks at these places; returns the connections by rank, with their keys."""
-        with contextlib.ExitStack() as always, contextlib.ExitStack() as at_failure:
+        with contextlib.ExitStack() as always, at_failure(self._close_links):
             always.callback(self._close_ends)
-            at_failure.callback(self._close_links)
             try:
                 self._selector = always.enter_context(selectors.DefaultSelector())
                 self._selector.register(self._listener, selectors.EVENT_READ)
@@ -144,7 +144,6 @@ class _MeshBuilder:
                     f"rank {self._rendezvous.rank} cannot connect to the others: {descriptors.reason(error)}"
                 )
                 raise self._reported(why) from error
-            at_failure.pop_all()
         return self._links
 
     def _reported(self, text: str) -> UnavailableError:

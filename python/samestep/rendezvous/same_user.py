@@ -16,6 +16,7 @@ import struct
 import time
 
 from samestep._util import users
+from samestep._util.at_failure import at_failure
 from samestep.errors import UnavailableError
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
@@ -73,7 +74,7 @@ def connect(port: int, timeout: float) -> socket.socket:
     """
     deadline = time.monotonic() + timeout
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with at_failure(link.close):
         link.settimeout(timeout)
         connect_in_turn(link, _name(port), deadline)
         if not users.is_own(user := user_of(link)):
@@ -81,9 +82,6 @@ def connect(port: int, timeout: float) -> socket.socket:
                 f"the store at port {port} of this host is another user's ({users.text(user)}); choose another port "
                 "(MASTER_PORT, or in the URL)"
             )
-    except BaseException:
-        link.close()
-        raise
     return link
 
 

@@ -12,9 +12,11 @@ import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from samestep._util import handshake, silence
+from samestep._util.at_failure import at_failure
 from samestep._util.frames import Channel
 from samestep._util.json_layout import loads
 from samestep.errors import (
@@ -201,35 +203,28 @@ class Client:
 
     def _connect_local(self, timeout: float) -> _Link:
         link = same_user.connect(self._port, timeout)
-        try:
+        with at_failure(link.close):
             said = b""
             while len(said) < len(OPEN):
                 data = link.recv(len(OPEN) - len(said))
                 if not data:
                     raise ConnectionResetError("the connection was closed at once")
                 said += data
-        except BaseException:
-            link.close()
-            raise
-        if said not in (OPEN, CLOSED):
-            link.close()
-            raise UnavailableError(
-                f"another program answers beside {self._where}; choose another port (MASTER_PORT, or in the URL)"
-            )
+            if said not in (OPEN, CLOSED):
+                raise UnavailableError(
+                    f"another program answers beside {self._where}; choose another port (MASTER_PORT, or in the URL)"
+                )
         self.private = said == CLOSED
         return _Link(link, Channel(most=LARGEST_FRAME))
 
     def _connect_tcp(self, timeout: float) -> _Link:
         link = socket.create_connection((self._host, self._port), timeout=min(timeout, _CONNECT_S))
-        try:
+        with at_failure(link.close):
             if link.getsockname() == link.getpeername():  # where nobody listens this can happen by chance
                 raise ConnectionRefusedError("nobody listens")
             link.settimeout(timeout)
             silence.notice_silence(link)
             return _Link(link, self._greet(link))
-        except BaseException:
-            link.close()
-            raise
 
     def _greet(self, link: socket.socket) -> Channel:
         ours = handshake.Client(handshake.STORE, self._secret)
@@ -331,24 +326,17 @@ class TCPStore(Store):
             listener = tcp_address.listen(host_name, port)
             bound, port = listener.getsockname()[:2]
             reached_at = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound
-            try:
+            with at_failure(listener.close):
                 local = None if secret else same_user.listen(port)
                 server = Server(listener, secret, local, world_size or 0)
-            except BaseException:
-                listener.close()
-                raise
         elif port == 0:
             raise InvalidArgumentError(
                 "TCPStore: port 0 is for the master, which chooses one; give the one it chose"
             )
         self.host, self.port = host_name, port
         self.where = tcp_address.address_text(host_name, port)
-        try:
+        with at_failure(partial(server.close, 0.0)) if server is not None else contextlib.nullcontext():
             self._client = Client(reached_at, port, secret, seconds_of(timeout))
-        except BaseException:
-            if server is not None:
-                server.close(0.0)
-            raise
         self.private = server.private if server is not None else self._client.private
         self._leave = weakref.finalize(self, _leave, self._client, server, os.getpid())
         if world_size is not None and wait_for_workers:
@@ -369,7 +357,7 @@ class TCPStore(Store):
             _leave(client, server, pid, linger)
 
     def _wait_for_workers(self, world_size: int) -> None:
-        try:
+        with at_failure(self.close):
             if self._apply("add", _WORKERS, 1) >= world_size:
                 self._apply("set", _ALL_HERE, "")
             if self._await([_ALL_HERE], self._timeout):
@@ -378,9 +366,6 @@ class TCPStore(Store):
                     f"{n_here} of {world_size} workers have opened the store at {self.where} "
                     f"within {self._timeout:g} s"
                 )
-        except BaseException:
-            self.close()
-            raise
 
 
 def _leave(client: Client, server: Server | None, pid: int, linger: float = _LINGER_S) -> None:

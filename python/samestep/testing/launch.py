@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import _settings
+from samestep._util.at_failure import at_failure
 from samestep.launch import mpirun, network, plan, processes
 from samestep.testing import protocol
 from samestep.testing.markers import Start
@@ -69,12 +70,9 @@ class Launch:
                 commands = self._commands(tolerant=tolerant)
             except mpirun.LaunchError as error:
                 raise LaunchError(f"{self.size} ranks cannot be started: {error}") from None
-            try:
+            with at_failure(self.kill):
                 self._spawn(commands)
                 self._meet(listener, options)
-            except BaseException:
-                self.kill()
-                raise
 
     def _commands(self, *, tolerant: bool) -> list[tuple[list[str], dict[str, str]]]:
         """Command line and environment of one interpreter, of an `mpirun` of several, or of several without MPI."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import descriptors, handshake, launchers
+from samestep._util.at_failure import at_failure
 from samestep._util.json_layout import Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
@@ -86,11 +87,8 @@ def meet_by_launcher(started_by: launchers.Launcher, timeout: float) -> Rendezvo
 
 
 def _over(rendezvous: Rendezvous, timeout: float) -> tuple[_core.Communicator, bool]:
-    try:
+    with at_failure(rendezvous.close):
         found = communicator_over(rendezvous, timeout)
-    except BaseException:
-        rendezvous.close()
-        raise
     rendezvous.close(timeout)  # by then the others have, too, or are on their way
     return found
 
