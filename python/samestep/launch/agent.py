@@ -217,16 +217,12 @@ class Agent:
     def _read_commands(self) -> None:
         try:
             data = self._link.recv(1 << 16)
+            commands = list(self._channel.feed(data))
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
+        except (OSError, ValueError):  # the connection broke; or the data are not the launcher's
+            data, commands = b"", []
         if not data:
-            self._disconnect()
-        try:
-            commands = list(self._channel.feed(data))
-        except ValueError:  # not the launcher's
-            commands = []
             self._disconnect()
         for kind, payload in commands:
             self._obey(kind, payload)

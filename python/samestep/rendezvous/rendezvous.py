@@ -54,7 +54,13 @@ def store_of_torch(how: Method, timeout: float) -> Store | None:
 
         from samestep.rendezvous.torch_store import TorchStore
 
-        store = _kept.get(place) or _open(place, timeout, is_master=how.rank == 0 and not of_agent)
+        store = _kept.get(place) or dist.TCPStore(
+            *place,
+            is_master=how.rank == 0 and not of_agent,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,  # with the store of the group, where that is here
+        )
     except ImportError as error:
         raise UnavailableError(f"{where} is reached with torch, which is not here: {error}") from error
     except dist.DistError as error:
@@ -67,18 +73,6 @@ def store_of_torch(how: Method, timeout: float) -> Store | None:
     if of_agent:
         rendezvous.where += f", which remembers the members over restarts, unless it is started with {_FRESH}"
     return rendezvous
-
-
-def _open(place: tuple[str, int], timeout: float, *, is_master: bool) -> Any:
-    import torch.distributed as dist
-
-    return dist.TCPStore(
-        *place,
-        is_master=is_master,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        multi_tenant=True,  # with the store of the group, where that is here
-    )
 
 
 def _is_in_group() -> bool:
@@ -221,18 +215,13 @@ class Deadline:
     """The time left to join, and the messages logged meanwhile."""
 
     def __init__(self, timeout: float) -> None:
-        self._begin = time.monotonic()
+        self._end = time.monotonic() + timeout
         self.timeout = timeout
 
     @property
     def left(self) -> float:
         """Seconds."""
-        return self._begin + self.timeout - time.monotonic()
-
-    @property
-    def spent(self) -> float:
-        """Seconds since it was made."""
-        return time.monotonic() - self._begin
+        return self._end - time.monotonic()
 
     @property
     def interval(self) -> float:
@@ -241,7 +230,7 @@ class Deadline:
 
     def log_progress(self, text: str) -> None:
         """Logs what is waited for; a warning after half a minute."""
-        waited = time.monotonic() - self._begin
+        waited = self.timeout - self.left
         import logging  # costs as much to import as half the package
 
         log = logging.getLogger("samestep")
@@ -288,7 +277,7 @@ def open_rendezvous(
             store.close()
             # Rank 0 may still be closing the store of this process's previous rendezvous.
             seen = not how.path and how.rank != 0 and (how.host, how.port) in _joined_at
-            if not (seen and deadline.spent < _SHUTDOWN_S and deadline.left > 0):
+            if not (seen and timeout - deadline.left < _SHUTDOWN_S and deadline.left > 0):
                 raise
             time.sleep(_RETRY_S)
         except BaseException:

@@ -27,6 +27,7 @@ QUIT_S = 30.0  # a normal end
 TERM_S = 3.0  # between SIGTERM and SIGKILL
 DUMP_S = 2.0  # for a rank to write where it is
 POLL_S = 0.05
+_LAST_LINES = 40
 # MPICH's launcher signals the other ranks and ends when one dies; a shell between them hides the death.
 SURVIVE = 'trap "" USR1; "$@"; true'
 
@@ -70,8 +71,10 @@ class Launch:
                 commands = self._commands(tolerant=tolerant)
             except mpirun.LaunchError as error:
                 raise LaunchError(f"{self.size} ranks cannot be started: {error}") from None
-            with at_failure(self.kill):
-                self._spawn(commands)
+            how: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+            with at_failure(self.kill), (self.folder / "launcher.log").open("ab") as log:
+                for argv, env in commands:
+                    self._processes.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, **how))
                 self._meet(listener, options)
 
     def _commands(self, *, tolerant: bool) -> list[tuple[list[str], dict[str, str]]]:
@@ -99,14 +102,6 @@ class Launch:
             )
             for rank, variables in enumerate(variables_of_ranks)
         ]
-
-    def _spawn(self, commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
-        with (self.folder / "launcher.log").open("ab") as log:
-            for argv, env in commands:
-                process = subprocess.Popen(
-                    argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-                self._processes.append(process)
 
     def _meet(self, listener: socket.socket, options: dict[str, Any]) -> None:
         deadline = time.monotonic() + START_S
@@ -170,9 +165,8 @@ class Launch:
 
     def printed(self, rank: int | None = None) -> str:
         """The last lines that a rank, or all of them and the launcher, wrote past pytest; may be empty."""
-        if rank is None:
-            return "".join(self._tail(f"rank_{r}") for r in range(self.size)) + self._tail("launcher")
-        return self._tail(f"rank_{rank}")
+        names = [f"rank_{r}" for r in range(self.size)] + ["launcher"] if rank is None else [f"rank_{rank}"]
+        return "".join(map(self._tail, names))
 
     def last_output(self) -> str:
         """The message of the launcher about a rank that died. Unless tolerant, the launcher then ends by itself."""
@@ -182,10 +176,10 @@ class Launch:
             self._wait(TERM_S)
         return self._tail("launcher")
 
-    def _tail(self, name: str, lines: int = 40) -> str:
+    def _tail(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         text = _shorten(path.read_text(errors="replace")) if path.exists() else ""
-        return f"\n--- {name}.log\n" + "\n".join(text.rstrip().split("\n")[-lines:]) if text else ""
+        return f"\n--- {name}.log\n" + "\n".join(text.rstrip().split("\n")[-_LAST_LINES:]) if text else ""
 
     def _log(self, rank: int) -> str:
         return (self.folder / f"rank_{rank}.log").read_text(errors="replace")

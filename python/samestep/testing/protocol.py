@@ -7,9 +7,7 @@ Hello, Setup, Ready; then for each test Run, Failed for each phase that fails, D
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from samestep._util.launchers import MPI_LAUNCHERS, launcher
@@ -57,13 +55,6 @@ class Done(NamedTuple):
 
     reports: list[dict[str, Any]]
     place: str
-
-
-def connect(path: str) -> Connection:
-    """Connect to the socket at `path`."""
-    end = socket.socket(socket.AF_UNIX)
-    end.connect(path)
-    return Connection(end.detach())
 
 
 def launcher_world(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:

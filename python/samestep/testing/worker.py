@@ -9,7 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -100,7 +100,7 @@ def main(socket_path: str, folder: str, given_rank: str = "") -> int:
     log = _redirect(Path(folder) / f"rank_{rank}.log")
     faulthandler.enable(log, all_threads=True)
     faulthandler.register(signal.SIGUSR1, log, all_threads=True)
-    parent = protocol.connect(socket_path)
+    parent = Client(socket_path, "AF_UNIX")
     parent.send(protocol.Hello(rank, os.getpid()))
     setup: protocol.Setup = parent.recv()
     options = setup.options | {"basetemp": str(Path(folder) / f"tmp_{rank}")}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep import _core
+from samestep._util.at_failure import at_failure
 from samestep._util.text import ranks_text, warn
 from samestep.errors import Error, TimeoutError, UnavailableError
 from samestep.group import json_exchange
@@ -61,12 +62,10 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
         _tell_unreached(comm.rank, other, hosts, endpoints[other])
     everywhere = all(json_exchange.allgather(comm, reached, bool, timeout))
     if everywhere and ports is not None:
-        names = [host.partition("/")[0] for host in hosts]
-        texts = [
-            f"{name} ({address_text(endpoint.address, endpoint.port)})"
-            for name, endpoint in zip(names, found, strict=True)
+        watched = [
+            (*endpoint, f"{host.partition('/')[0]} ({address_text(endpoint.address, endpoint.port)})")
+            for host, endpoint in zip(hosts, found, strict=True)
         ]
-        watched = [(*endpoint, text) for endpoint, text in zip(found, texts, strict=True)]
         _core.watch_ranks(comm, ports.listener.detach(), ports.reserved.detach(), watched)
     elif ports is not None:
         ports.close()
@@ -102,18 +101,17 @@ class _Ports(NamedTuple):
     @classmethod
     def open(cls, toward: str) -> _Ports | None:
         """At the address that leads to another host, or with "" at one for this host; None if there is none."""
-        with contextlib.ExitStack() as on_failure, contextlib.suppress(Error, OSError):
+        with contextlib.suppress(Error, OSError):
             address = interfaces.own_address(toward, os.environ, several_hosts=bool(toward))
             if not address:
                 return None
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            made = [socket.socket(family), socket.socket(family)]
-            for each in made:
-                on_failure.enter_context(each)
-                each.bind((address, 0))
-            made[0].listen(_BACKLOG)
-            on_failure.pop_all()
-            return cls(*made)
+            made = cls(socket.socket(family), socket.socket(family))
+            with at_failure(made.close):
+                for each in made:
+                    each.bind((address, 0))
+                made.listener.listen(_BACKLOG)
+            return made
         return None
 
     @property
@@ -288,9 +286,7 @@ def load() -> LoadedMPI:
     try:
         with _tolerate_peer_failure(os.environ):
             from mpi4py import MPI
-    except ImportError as error:
-        raise UnavailableError(f"MPI cannot be used: {error}. {_CURE}") from error
-    except RuntimeError as error:  # mpi4py's finder: no library
+    except (ImportError, RuntimeError) as error:  # of mpi4py's finder: no library
         raise UnavailableError(f"MPI cannot be used: {error}. {_CURE}") from error
     if MPI.Is_finalized():
         raise UnavailableError(
