@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -42,24 +43,15 @@ def usable_cpus(root: Path = Path("/")) -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs that the control groups of this process grant it, or None."""
     found = []
-    for file in control_group_files(root, "cpu.max"):
-        quota, _, period = file.partition(" ")
-        if quota.isdigit() and int(period or 100_000):
-            found.append(int(quota) / int(period or 100_000))
-    return min(found, default=None)
-
-
-def control_group_files(root: Path, name: str) -> list[str]:
-    """What the files `name` of this process's control group and those above say; version 2."""
-    try:
+    with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    group = next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
-    found = []
-    for folder in (Path(group), *Path(group).parents):
-        try:
-            found.append((root / "sys/fs/cgroup" / folder / name).read_text().strip())
-        except OSError:
-            continue
-    return found
+        group = Path(
+            next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
+        )  # of version 2
+        for folder in (group, *group.parents):
+            with contextlib.suppress(OSError):
+                file = (root / "sys/fs/cgroup" / folder / "cpu.max").read_text()
+                quota, _, period = file.strip().partition(" ")
+                if quota.isdigit() and int(period or 100_000):
+                    found.append(int(quota) / int(period or 100_000))
+    return min(found, default=None)

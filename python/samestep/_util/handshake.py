@@ -76,7 +76,12 @@ class _End:
     def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
         self._protocol, self._secret, self._where = protocol, secret, where
         self._nonce = os.urandom(_NONCE_NBYTES)
-        self._key = b""
+        self._key = self._arrived = b""
+
+    def _take(self, data: bytes, wrong_protocol: str) -> None:
+        self._arrived += data
+        if self._arrived[:_NAME_NBYTES] != self._protocol[: len(self._arrived)]:
+            raise ValueError(wrong_protocol)
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
@@ -112,18 +117,14 @@ class _End:
 
 
 class Client(_End):
-    """The client's side, one piece of bytes after the other.
-
-    Attributes:
-      hello: what to send first.
-    """
+    """The client's side, one piece of bytes after the other."""
 
     _sides = (b"client", b"server")
 
-    def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
-        super().__init__(protocol, secret, where)
-        self._arrived = b""
-        self.hello = protocol + self._nonce
+    @property
+    def hello(self) -> bytes:
+        """What to send first."""
+        return self._protocol + self._nonce
 
     @property
     def n_missing(self) -> int:
@@ -137,9 +138,7 @@ class Client(_End):
           ValueError: another program, or another version, answers.
           PermissionError: the server does not know the secret, or means another address.
         """
-        self._arrived += data
-        if self._arrived[:_NAME_NBYTES] != self._protocol[: len(self._arrived)]:
-            raise ValueError("another program answers there")
+        self._take(data, "another program answers there")
         if self.n_missing > 0:
             return None
         self._agree(self._nonce + self._arrived[_NAME_NBYTES:_HELLO_NBYTES])
@@ -176,11 +175,8 @@ class Greeting(_End):
 
     _sides = (b"server", b"client")
 
-    def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
-        super().__init__(protocol, secret, where)
-        self._arrived = bytearray()
-        self.answered = self.done = False
-        self.remainder = b""
+    answered = done = False
+    remainder = b""
 
     def feed(self, data: bytes) -> bytes:
         """Takes what the client sent, and returns what to answer.
@@ -188,16 +184,14 @@ class Greeting(_End):
         Raises:
           ValueError: it is a stranger.
         """
-        self._arrived += data
-        if self._arrived[:_NAME_NBYTES] != self._protocol[: len(self._arrived)]:
-            raise ValueError("it does not speak this protocol")
+        self._take(data, "it does not speak this protocol")
         answer = b""
         if not self.answered and len(self._arrived) >= _HELLO_NBYTES:
             self.answered = True
-            self._agree(bytes(self._arrived[_NAME_NBYTES:_HELLO_NBYTES]) + self._nonce)
+            self._agree(self._arrived[_NAME_NBYTES:_HELLO_NBYTES] + self._nonce)
             answer = self._protocol + self._nonce + self._proof(b"server")
         if len(self._arrived) >= CLIENT_NBYTES:
-            if not _equal(bytes(self._arrived[_HELLO_NBYTES:CLIENT_NBYTES]), self._proof(b"client")):
+            if not _equal(self._arrived[_HELLO_NBYTES:CLIENT_NBYTES], self._proof(b"client")):
                 raise ValueError("it does not know the secret")
-            self.done, self.remainder = True, bytes(self._arrived[CLIENT_NBYTES:])
+            self.done, self.remainder = True, self._arrived[CLIENT_NBYTES:]
         return answer

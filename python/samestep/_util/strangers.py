@@ -41,9 +41,6 @@ others after it will be, too, without a line each
         self._looked_at = 0.0
         self.n_reported = 0
 
-    def __contains__(self, link: object) -> bool:
-        return link in self._deadlines
-
     def __len__(self) -> int:
         return len(self._deadlines)
 

@@ -59,11 +59,11 @@ def n_out_of_memory() -> int:
         return 0
 
 
-def reap(*, block: bool = False) -> Iterable[tuple[int, int]]:
+def reap() -> Iterable[tuple[int, int]]:
     """Yields (pid, status) of each child that has ended; status is an exit code, or minus a signal."""
     while True:
         try:
-            pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if pid == 0:

@@ -52,11 +52,10 @@ class _End:
 
 
 _AFTER_FAILURE = _End("", ((0.0, signal.SIGTERM), (3.0, signal.SIGKILL)))
+_SOON = ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL))
 _AFTER_SIGNAL = {
     signal.SIGINT: _End("SIGINT", ((0.0, signal.SIGINT), (2.0, signal.SIGTERM), (4.0, signal.SIGKILL)), 130),
-    signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
-    signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
-    signal.SIGUSR1: _End("SIGUSR1", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 138),
+    **{s: _End(s.name, _SOON, 128 + s) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)},
 }
 # For ranks that end their step first.
 _PATIENT = _End("SIGTERM", ((0.0, signal.SIGTERM), (25.0, signal.SIGKILL)), 143)
@@ -125,8 +124,7 @@ class Supervisor:
         self._loop.after(_LATE_S, self._tell_who_is_late)
         self._look_for_silence()
         if self._options.timeout_s is not None:
-            why = f"--timeout {self._options.timeout_s:g} s"
-            end = _End(why, _AFTER_SIGNAL[signal.SIGTERM].signals, 124)
+            end = _End(f"--timeout {self._options.timeout_s:g} s", _SOON, 124)
             self._loop.after(self._options.timeout_s, lambda: self._begin_end(end))
         while self._job.running or any(not rank.all_gone for rank in self._ranks):
             self._output.watch()
@@ -349,10 +347,10 @@ class Supervisor:
 
     def _on_output_lost(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):  # the reader of our output has closed it
-            self._begin_end(_End("", _AFTER_SIGNAL[signal.SIGTERM].signals, 128 + signal.SIGPIPE))
+            self._begin_end(_End("", _SOON, 128 + signal.SIGPIPE))
         else:
             self._say(f"cannot write to standard output: {error.strerror}")
-            self._begin_end(_End("", _AFTER_SIGNAL[signal.SIGTERM].signals, 1))
+            self._begin_end(_End("", _SOON, 1))
 
     # --- signals and descriptors
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import multiprocessing.spawn
 import os
 import pickletools
+import signal
+import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing import popen_spawn_posix
+from multiprocessing.connection import Connection
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from samestep._util import launchers
 from samestep._util.at_failure import at_failure
 from samestep.errors import InvalidArgumentError
-from samestep.multiprocessing import child
+from samestep.launch import processes
 from samestep.multiprocessing.context import ProcessContext
+from samestep.world import crash_report
 
 
 def spawn(  # noqa: PLR0917 - positions that scripts rely on
@@ -76,11 +83,30 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, *, daemon
     with at_failure(lambda: ProcessContext(started)._end(0.0)):
         for i in range(nprocs):
             ours, theirs = fresh.Pipe(duplex=False)
-            process = fresh.Process(target=child.run, args=(fn, i, args, theirs, os.getpid()), daemon=daemon)
+            process = fresh.Process(target=_run, args=(fn, i, args, theirs, os.getpid()), daemon=daemon)
             with at_failure(ours.close), theirs:
                 process.start()
             started.append((process, ours))
     return ProcessContext(started)
+
+
+def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Connection, parent: int) -> None:
+    """In the new process: calls `fn(index, *args)`, and sends what it raises, with the time. Dies with the parent."""
+    processes.die_with_parent(parent, signal.SIGKILL)
+    # The parent is that rank of MPI.
+    for name in os.environ.keys() - launchers.without_mpi(os.environ).keys():
+        del os.environ[name]
+    try:
+        fn(index, *args)
+    except KeyboardInterrupt:  # the parent has got it, too
+        pass
+    except Exception as error:
+        crash_report.remember(error)
+        record = {**crash_report.record_of(error), "traceback": traceback.format_exc()}
+        report.send_bytes(json.dumps(record).encode())
+        sys.exit(1)
+    finally:
+        report.close()
 
 
 class _TrialRun:
