@@ -19,10 +19,6 @@ def threads_of_ranks(local_size: int, env: Mapping[str, str], n_cpus: int | None
     CPUs make every matrix product wait for the threads that do not run; a single thread for each rank leaves CPUs idle
     on a host with more CPUs than ranks.
 
-    Args:
-      local_size: ranks on this host.
-      n_cpus: None = `usable_cpus()`.
-
     Example:
       >>> threads_of_ranks(3, {}, 16), threads_of_ranks(3, {}, 2), threads_of_ranks(1, {}, 16)
       ({'OMP_NUM_THREADS': '5'}, {'OMP_NUM_THREADS': '1'}, {})

@@ -10,9 +10,7 @@ import resource
 def allow(wanted: int, *, above: int = 0) -> None:
     """Raise this process's soft limit to `wanted` descriptors, as far as the hard limit permits.
 
-    Args:
-      wanted: by the whole process.
-      above: leave soft limits that are lower than this as they are.
+    Soft limits that are lower than `above` stay as they are.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and above <= soft < wanted:

@@ -127,11 +127,7 @@ def _run(sizes: Sequence[int]) -> str:
 
 
 def measure(backend: Backend, contenders: Mapping[str, Burst]) -> dict[str, float]:
-    """Seconds of one call for each contender, which take turns. Collective.
-
-    Args:
-      contenders: by name, a call that all ranks make together.
-    """
+    """Seconds of one call for each of the `contenders`, calls that all ranks make together, in turn. Collective."""
 
     def burst(call: Burst, count: int) -> float:
         backend.barrier()
@@ -218,13 +214,7 @@ def _mpi4py(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int,
 
 
 def draw(times: Mapping[int, Mapping[str, float]], title: str, path: Path) -> None:
-    """Microseconds over size, both on logarithmic axes, written to `path`.
-
-    Args:
-      times: size -> contender -> seconds.
-      title: above the figure.
-      path: its ending decides the format.
-    """
+    """Microseconds over size for each contender, on logarithmic axes, in a file whose ending decides the format."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -85,11 +85,7 @@ def _require_own_devices(table: list[DeviceInfo]) -> None:
 def open_group(
     comm: _core.Communicator, kind: str, device: int, timeout: float, *, with_nccl: bool
 ) -> _core.Communicator:
-    """The group of `comm` that takes arrays of `device` as well. Collective.
-
-    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time, at most
-    (default 4 MiB).
-    """
+    """The group of `comm` that takes arrays of `device` as well. Collective."""
     nccl = nccl_of(kind) if with_nccl else None
     piece = int(_settings.get(_settings.STAGING_BYTES) or "0")
     direct = comm.transport == "mpi" and mpi_support.decide(kind, device)[0]

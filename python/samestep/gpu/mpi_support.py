@@ -24,15 +24,11 @@ _OF_A_JOB = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "SLURM_", "PALS_", "FLU
 
 
 def decide(kind: str, device: int) -> tuple[bool, str]:
-    """Whether MPI is given device memory, and why.
+    """Whether MPI is given memory of this "cuda" or "hip" device, and why.
 
     With `auto`: if the library says that it can (MPIX_Query_cuda_support, MPIX_Query_rocm_support,
     MPIX_Query_hip_support) and has sent a device buffer in a process of its own, which a library that is wrong
     about itself takes down instead of this one. Once in a process.
-
-    Args:
-      kind: "cuda" or "hip".
-      device: on which it is tried.
     """
     asked = _settings.read(VARIABLE)
     if asked != "auto":

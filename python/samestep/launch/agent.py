@@ -147,11 +147,9 @@ _LAST_WORDS_S = 0.2  # time for a rank that called MPI_Abort to end by itself, w
 
 
 class Agent:
-    """Supervises one rank until the launcher releases it.
+    """Supervises one rank until the launcher, at the other end of `link`, releases it.
 
-    Args:
-      link, channel: to the launcher.
-      own: arguments of `_start` that hold instead of the launcher's, for a rank that has joined the job; else None.
+    `own`: arguments of `_start` that hold instead of the launcher's, for a rank that has joined the job; else None.
     """
 
     def __init__(self, link: socket.socket, channel: Channel, own: dict[str, Any] | None = None) -> None:
@@ -179,11 +177,7 @@ class Agent:
         self._loop = Loop()
 
     def run(self) -> int | None:
-        """Serve until the launcher sends LEAVE, or until both the launcher and the rank have ended.
-
-        Returns:
-          The exit code that LEAVE brings; None without LEAVE.
-        """
+        """Serve until the launcher sends LEAVE, whose exit code is returned; or until both have ended: None."""
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)

@@ -35,33 +35,15 @@ exit code: that of the first rank that failed, 128 + the signal that killed it, 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run and how.
+    """What to run and how: the flags, whose help says what they mean, and what is made of them.
 
     Attributes:
-      n_ranks: ranks in all.
-      program: script, module or program, by `kind` ("script", "module", "program").
-      arguments: what follows it, unchanged.
+      program: script, module or program, by `kind` ("script", "module", "program"); `arguments` follow it, unchanged.
       hosts: where, in rank order; empty = this host, or what a batch system allotted.
-      mpi: the ranks are started by `mpirun`; else by the launcher itself, on other hosts through `rsh`.
-      rsh: the remote shell, called with a host and a command.
-      raw: no rank in front of each line.
-      logs: directory for one file per rank and stream, or None.
-      log_names: what the files are called there, with `{rank}`, `{node}` and `{local_rank}`, for stdout and stderr.
+      log_names: what the files of `logs` are called, with `{rank}`, `{node}` and `{local_rank}`, for stdout and stderr.
       shown: which of stdout (1) and stderr (2) are passed on, too.
-      env: variables to add.
-      timeout_s: end the run after this time, or None.
-      master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
-      n_nodes, node_rank: how many runs like this make the job, one on each node, and which of them this is.
       cluster: the system that said which node this is; "" = the command line.
-      secret_file: holds the secret of the job; None = decide by the others.
-      max_restarts: how often to start all ranks anew after one has failed.
-      n_restarts: how often that has happened.
-      min_ranks: the job goes on after a loss with so many ranks, and lost ranks are started again; None: it ends.
-      listen: the port at which more ranks may join; 0: a free one; None: none may.
-      join: host and port of the launcher whose job these ranks join; None: this is a job of its own.
-      chaos_s: kill a random rank so often, in seconds, on average; None: never.
-      jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation; None: if this
-        version of JAX has been tested.
+      n_restarts: how often all ranks have been started anew.
       rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
     """
 

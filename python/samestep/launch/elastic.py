@@ -26,14 +26,9 @@ class Elastic:
 
     Args:
       ranks: of the run; more may join.
-      min_ranks: with fewer members the job has failed.
-      max_restarts: how many lost ranks are started again.
-      chaos_s: a random rank is killed so often, in seconds, on average; None: never.
+      min_ranks, max_restarts, chaos_s: as the flags of `samestep run` say.
       where: address at which the store listens; "" for all interfaces.
-      secret: of the job; "" for none.
       start: starts a rank (again), whose process gets this uid.
-      kill: ends a rank at once.
-      say: tells the user.
     """
 
     def __init__(

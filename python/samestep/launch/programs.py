@@ -129,11 +129,7 @@ class LaunchedJob:
 def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
     """One `mpirun` that starts the agents; or the agents of this host, and one remote shell for each other host.
 
-    Args:
-      where: the launcher listens; for `BOOTSTRAP`.
-
-    Raises:
-      LaunchError: there is no `mpirun`, where one is needed.
+    `where` the launcher listens is for `BOOTSTRAP`. Raises LaunchError as `mpirun.command`.
     """
     agent = agent_command()
     env = launchers.outside_any_job(os.environ)

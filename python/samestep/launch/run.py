@@ -32,11 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ()) -> int:
-    """Runs what a command line asks for; returns the exit code.
-
-    Args:
-      argv: of `samestep run`, to be run again where its ranks are to be restarted.
-    """
+    """Runs what a command line asks for, `argv` again where its ranks are to be restarted; returns the exit code."""
     descriptors.open_closed()
     options = parsed()
     if why := _what_is_missing() or _why_not(options):
@@ -132,9 +128,6 @@ def join(options: Options, secret: str) -> int:
 
     The ranks run the command line of this launcher, here, whatever the other one runs. SIGINT, SIGTERM and SIGHUP end
     them, and not the job.
-
-    Args:
-      options: of this launcher, with `join`.
     """
     assert options.join is not None
     host, port = options.join

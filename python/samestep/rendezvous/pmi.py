@@ -81,14 +81,11 @@ class Client:
 
 
 def open_store(env: Mapping[str, str], timeout: float, address: str) -> tuple[TCPStore, int, int]:
-    """The store at which the ranks meet, and this rank and their number. Collective.
+    """The store at which the ranks meet, and this rank and their number. Collective; raises as `Client`.
 
     Args:
       timeout: seconds for each answer of the manager, and for all ranks to come.
       address: at which ranks of other hosts reach this one.
-
-    Raises:
-      UnavailableError, TimeoutError: as `Client`.
     """
     rank, size = int(env[_RANK]), int(env[_SIZE])
     client = _client(int(env[FD]), timeout)

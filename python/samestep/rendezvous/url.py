@@ -50,12 +50,9 @@ class Method:
 def parse(
     url: str, rank: int | None = None, world_size: int | None = None, env: Mapping[str, str] = os.environ
 ) -> Method:
-    """How this rank meets the others by `url`.
+    """How this rank meets the others by `env://`, `tcp://host:port` or `file:///path`.
 
-    Args:
-      url: `env://`, `tcp://host:port` or `file:///path`.
-      rank, world_size: None = from the URL's query, else from the launcher's variables.
-      env: the environment.
+    `rank` and `world_size` are from the URL's query where they are None, else from the launcher's variables.
 
     Raises:
       InvalidArgumentError: something is missing, malformed, out of range or said twice; names it.

@@ -185,11 +185,7 @@ class Launch:
         return (self.folder / f"rank_{rank}.log").read_text(errors="replace")
 
     def quit(self) -> str:
-        """End the ranks normally, by finalising; a rank that does not end in time is killed.
-
-        Returns:
-          What went wrong, or an empty string.
-        """
+        """End the ranks by finalising, or kill those that are late; returns what went wrong, or an empty string."""
         for connection in self.connections.values():
             with contextlib.suppress(OSError):
                 connection.send(None)

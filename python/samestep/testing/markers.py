@@ -32,11 +32,7 @@ def default_timeout(config: pytest.Config) -> float:
 
 
 def expected(config: pytest.Config) -> dict[int, int]:
-    """Number of tests promised for each number of ranks.
-
-    Raises:
-      pytest.UsageError: an entry is not `size:count`.
-    """
+    """Number of tests promised for each number of ranks. An entry that is not `size:count` is a UsageError."""
     promised = {}
     name = config.stash.get(EXPECTED_NAME, EXPECTED_INI)
     for entry in config.getini(name):
@@ -83,13 +79,9 @@ class Ranks:
         return self.fresh or bool(self.dies)
 
     def jobs(self, backends: Sequence[str], *, with_group: bool) -> list[World]:
-        """The jobs to run in: every size on every backend that supports it, or every size once.
+        """The jobs to run in: every size on every backend that has it, or without the fixture `group` once.
 
         One rank is the same on every backend, so it runs only on `self` where `backends` has that.
-
-        Args:
-          backends: names to use where the mark names none; `self` has one rank only.
-          with_group: whether the test asks for the fixture `group`.
 
         Example:
           >>> Ranks((1, 2)).jobs(["self", "native"], with_group=True)
@@ -108,10 +100,7 @@ class Ranks:
 def parse(
     *sizes: Any, dies: Any = (), fresh: bool = False, timeout: Any = None, backends: Any = None
 ) -> Ranks:
-    """Check the arguments of the mark.
-
-    Raises:
-      ValueError: naming the argument and what was given.
+    """Check the arguments of the mark. A ValueError names the argument and what was given.
 
     Example:
       >>> parse(2, 3, dies={1}).alone

@@ -211,8 +211,7 @@ def is_whole_run(config: pytest.Config) -> bool:
 def shortages(config: pytest.Config, tally: Tally, only_size: int | None) -> list[str]:
     """One line per broken promise of the ini option; empty for a run that was narrowed on purpose.
 
-    Args:
-      only_size: the one number of ranks this run has, under mpirun; None where it starts its own.
+    `only_size` is the one number of ranks that this run has, under mpirun; None where it starts its own.
     """
     if not is_whole_run(config):
         return []

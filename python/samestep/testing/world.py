@@ -57,9 +57,7 @@ class WorldHolder:
 def register_world(name: str, opener: Callable[[float, Path], Backend]) -> None:
     """Add a world that `samestep_backends` and the mark `ranks` may name.
 
-    Args:
-      name: of the world.
-      opener: a collective function of the timeout and of a folder for the files of a rendezvous.
+    `opener` is a collective function of the timeout and of a folder for the files of a rendezvous.
     """
     _OPENERS[name] = opener
 

@@ -138,14 +138,9 @@ def choose(facts: Facts, requested: str = "") -> Choice:
 
 
 def check_launch(facts: Facts, size: int, library: str) -> None:
-    """Compare the launcher with the loaded MPI library, whose world has `size` ranks.
+    """Raise UnavailableError unless the world of the loaded MPI library has the ranks that the launcher has started.
 
-    Args:
-      library: path and version of the MPI library.
-
-    Raises:
-      UnavailableError: the launcher has started several ranks but the world has another size: the launcher and the
-        library belong to different MPIs. Names launcher, both sizes, library and cure.
+    If not, the launcher and the library, of which `library` is path and version, belong to different MPIs.
     """
     n = facts.launcher_size
     # One rank is also what an unknown launcher counts as, so it says nothing.

@@ -41,15 +41,12 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
 ) -> Backend:
     """The backend of ranks that have met, with their devices, over the fastest transport. Collective.
 
+    Raises as `initialize`.
+
     Args:
       comm: of all ranks, before its first long message.
-      requested: the backend that was asked for; "" for none.
-      host_backend: "mpi" or "native", of host arrays.
-      timeout: seconds until all ranks have joined.
+      requested, host_backend: the backend that was asked for, "" for none, and that of host arrays.
       proved: the ranks have proved to each other that they belong to one job.
-
-    Raises:
-      InvalidArgumentError, MismatchError, UnavailableError: as `initialize`.
     """
     mine = (*opening.own_facts(proved), known.devices, known.nccl_loadable)
     rows = json_exchange.allgather(comm, mine, [*opening.FACTS, int, bool], timeout)

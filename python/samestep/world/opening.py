@@ -53,11 +53,7 @@ class Opened(NamedTuple):
 
 
 def own_facts(proved: bool) -> RankFacts:
-    """Those of this rank.
-
-    Args:
-      proved: as in `trust.trusts`.
-    """
+    """Those of this rank; `proved` as in `trust.trusts`."""
     cpus = sorted(os.sched_getaffinity(0))
     return RankFacts(hosts.host_identity(), cpus, transports.local_settings(), trust.trusts(proved))
 
@@ -73,18 +69,12 @@ def open_over(
 ) -> Opened:
     """Select the transport between the ranks of `comm`, configure it, and decide whether they trust each other.
 
-    Collective; rank 0 warns, once a process, of ranks that do not trust each other.
+    Collective; rank 0 warns, once a process, of ranks that do not trust each other. Raises as `select_transport`.
 
     Args:
-      comm: any group, before its first long message.
-      backend: "mpi" or "native".
       table: the facts of each rank.
-      timeout: seconds until all ranks have joined.
       proved: the ranks have proved to each other that they belong to one job, the same on all.
       of_devices: the backend of device arrays.
-
-    Raises:
-      InvalidArgumentError, MismatchError, UnavailableError: as `transports.select_transport`.
     """
     everywhere, rank = [facts.host for facts in table], comm.rank
     asked = [facts.asked for facts in table]

@@ -79,11 +79,7 @@ _FLAT = {"mpi": "mpi", "native": "tcp"}
 
 
 def requested_transport(backend: str, agreed: Mapping[str, str]) -> str:
-    """The requested transport, or "auto". Pure.
-
-    Args:
-      backend: "mpi" or "native".
-      agreed: the values that are equal on all ranks, from `require_equal`.
+    """The transport that the settings, equal on all ranks, request; or "auto". Pure.
 
     Raises:
       InvalidArgumentError: the settings exclude each other.
@@ -180,13 +176,9 @@ def refuse_unencrypted(
 ) -> None:
     """Refuses what `SAMESTEP_ENCRYPT=1` cannot do: the bytes of MPI and NCCL between hosts are theirs. Pure.
 
-    Args:
-      backends: of device arrays and of host arrays.
-      asked, hosts: as in `select_transport`.
-
     Raises:
       MismatchError: the ranks were given different values.
-      UnavailableError: MPI or NCCL is to connect several hosts.
+      UnavailableError: one of the `backends`, of device arrays and of host arrays, is to connect several hosts.
     """
     if len(set(hosts)) == 1:
         return
@@ -207,14 +199,9 @@ def select_transport(
     hosts: Sequence[str],
     timeout: float,
 ) -> tuple[_core.Communicator, _core.Communicator | None]:
-    """Select the fastest transport between the ranks of `comm`. Collective.
+    """Select the fastest transport between the ranks of `comm`, before its first long message. Collective.
 
-    Args:
-      comm: any group, before its first long message.
-      backend, hosts: as in `choose`.
-      asked: the `local_settings` of each rank; `require_equal`, `requested_transport` and `choose` raise on
-        invalid values.
-      timeout: seconds until all ranks have joined.
+    `asked` has the `local_settings` of each rank; `require_equal`, `requested_transport` and `choose` raise.
 
     Returns:
       `comm` itself and None; or the new communicator and `comm`, which has to stay open as its base.
