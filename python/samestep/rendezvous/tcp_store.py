@@ -125,7 +125,11 @@ class Client:
         except BaseException:
             link.socket.close()
             raise
-        self._keep_idle(link)
+        with self._lock:
+            if not self._closed:
+                self._idle.append(link)
+                return arrived[0]
+        link.socket.close()
         return arrived[0]
 
     def close(self) -> None:
@@ -155,13 +159,6 @@ class Client:
                     return link
                 link.socket.close()  # a store without a secret has made room for others
         return self._connect(patience)
-
-    def _keep_idle(self, link: _Link) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(link)
-                return
-        link.socket.close()
 
     def _connect_patiently(self, timeout: float) -> _Link:
         deadline = time.monotonic() + timeout

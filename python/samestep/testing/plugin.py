@@ -45,7 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     markers.expected(config)
     world = protocol.launcher_world()
     if world is None:
-        _refuse_several_parents()
+        started_by = launchers.launcher()
+        if started_by.name == "samestep" and started_by.size > 1:
+            raise pytest.UsageError(
+                f"samestep run has started {started_by.size} pytests, each of which would start ranks for its tests. "
+                f"Run plain `pytest`; or `samestep run --mpi -n {started_by.size} -m pytest`, for one launch of the "
+                "tests of this size"
+            )
         from samestep.testing.parent import ParentPlugin
 
         config.pluginmanager.register(ParentPlugin(config), "samestep-parent")
@@ -53,16 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from samestep.testing.spmd_plugin import SpmdPlugin
 
         config.pluginmanager.register(SpmdPlugin(config, world[1]), _TOGETHER)
-
-
-def _refuse_several_parents() -> None:
-    started_by = launchers.launcher()
-    if started_by.name == "samestep" and started_by.size > 1:
-        raise pytest.UsageError(
-            f"samestep run has started {started_by.size} pytests, each of which would start ranks for its tests. Run "
-            f"plain `pytest`; or `samestep run --mpi -n {started_by.size} -m pytest`, for one launch of the tests of "
-            "this size"
-        )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -73,7 +73,10 @@ def _opener(
                 environment.setenv(name, value)
             if on_hosts:
                 started_by = launchers.launcher()
-                environment.setenv(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size))
+                rank, size = started_by.rank, started_by.size
+                # Two ranks on each if that fills all hosts, else one, so that sums keep order.
+                host = rank // 2 if size > 2 and size % 2 == 0 else rank
+                environment.setenv(_settings.HOST_ID, str(host))
             if kind is NativeBackend:
                 return _native(timeout, folder)
             return lifecycle.initialize(kind, timeout=timeout)
@@ -103,11 +106,6 @@ def _native(timeout: float, folder: Path) -> Backend:
     finally:
         if ranks.Get_rank() == 0:
             _places.append(Path(place))
-
-
-def _pretended_host(rank: int, size: int) -> str:
-    """The simulated host of a rank: two ranks on each if that fills all hosts, else one, so that sums keep order."""
-    return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
 
 
 _places: list[Path] = []  # folders of rendezvous files, removed with the job

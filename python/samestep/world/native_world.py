@@ -79,7 +79,14 @@ def meet_by_launcher(started_by: launchers.Launcher, timeout: float) -> Rendezvo
         return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
     folder = launchers.folder_of_job()
     if not folder:
-        raise UnavailableError(_no_place(started_by))
+        n = started_by.size
+        raise UnavailableError(
+            f"NativeBackend cannot bring the {n} ranks of this launcher ({started_by.variable}={n}) together: "
+            "MASTER_ADDR and MASTER_PORT are not set, and no other place to meet is known, such as Open MPI's mpirun "
+            f"has on one host. Start with `samestep run -n {n} script.py`; or set both, to a free port of rank 0's "
+            "host; or use samestep.MPIBackend (pip install 'samestep[mpi]'), for which `mpirun -n "
+            f"{n} python script.py` is one way to start"
+        )
     # The launcher's daemon has a folder for several jobs: those of MPI_Comm_spawn.
     job = os.environ["PMIX_NAMESPACE"].replace("/", "-")
     store = FileStore(os.path.join(os.path.abspath(folder), f"samestep-{job}"), timeout=timeout)
@@ -188,14 +195,3 @@ def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: 
         return
     claims = [("rank", rank, started_by.rank), ("world_size", world_size, started_by.size)]
     check_claims("initialize", f"the launcher ({started_by.name})", claims)
-
-
-def _no_place(started_by: launchers.Launcher) -> str:
-    n = started_by.size
-    return (
-        f"NativeBackend cannot bring the {n} ranks of this launcher ({started_by.variable}={n}) together: MASTER_ADDR "
-        "and MASTER_PORT are not set, and no other place to meet is known, such as Open MPI's mpirun has on one host. "
-        f"Start with `samestep run -n {n} script.py`; or set both, to a free port of rank 0's host; or use "
-        f"samestep.MPIBackend (pip install 'samestep[mpi]'), for which `mpirun -n {n} python script.py` is one way to "
-        "start"
-    )
