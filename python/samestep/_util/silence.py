@@ -43,12 +43,11 @@ def notice_silence(link: socket.socket) -> None:
     """Let the kernel end an idle connection whose other host is silent for the time `of_launcher`."""
     whole = max(2, int(of_launcher()))
     idle, interval = max(1, 3 * whole // 7), max(1, whole // 7)
-    times = {"TCP_KEEPIDLE": idle, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": (whole - idle) // interval}
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, number in times.items():
-        if hasattr(socket, option):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), number)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (whole - idle) // interval)
 
 
 def is_silent(link: socket.socket) -> bool:
@@ -56,7 +55,7 @@ def is_silent(link: socket.socket) -> bool:
 
     Not TCP_USER_TIMEOUT: it also ends connections to a process that does not read, though its host answers.
     """
-    if link.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
+    if link.family == socket.AF_UNIX:
         return False
     info = _TCP_INFO.unpack(link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     n_retransmits, n_probes, n_unacknowledged, last_ack_ms = info[2], info[3], info[12], info[20]

@@ -154,11 +154,6 @@ def of_new_job(
     ]
 
 
-def membership(address: str, uid: str) -> dict[str, str]:
-    """The variables of a rank of a job that goes on after a loss: where the store is, and who this process is."""
-    return {_settings.MEMBERSHIP: address, _settings.UID: uid}
-
-
 def for_other_hosts(env: Mapping[str, str], *, paths: bool = True) -> dict[str, str]:
     """The variables of `env` that ranks on other hosts need to find the same settings and, by `paths`, programs."""
     return {

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from samestep import _settings
 from samestep._util import jax_variables, launchers
 from samestep._util.network_identity import network_identity
 from samestep._util.text import ranks_text
@@ -224,7 +225,8 @@ class Supervisor:
             rank.pid, rank.ending, rank.all_gone = 0, None, False
             joined = plan.places([one.host for one in self._ranks])[len(places) :]
             at = [*places, *joined][rank.number]
-            start(rank, at, plan.membership(f"{reached_at}:{self._elastic.port}", uid))
+            where = f"{reached_at}:{self._elastic.port}"
+            start(rank, at, {_settings.MEMBERSHIP: where, _settings.UID: uid})
 
         from samestep.launch.elastic import Elastic  # and with it the store
 

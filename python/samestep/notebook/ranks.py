@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import selectors
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO, Any, TextIO
 
 from samestep._util import cpus, launchers
@@ -120,21 +119,18 @@ class Ranks:
         raise error
 
     def _collect(self, answers: dict[int, tuple[str, Any]], grace: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
-                selector.register(rank.link, selectors.EVENT_READ, (rank, 0))
-                for fd in (1, 2):
-                    selector.register(rank.pipe(fd), selectors.EVENT_READ, (rank, fd))
-            deadline = math.inf
-            while len(answers) < self.n and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(None if math.isinf(left) else left):
-                    rank, fd = key.data
-                    if not fd:
-                        answers[rank.number] = self._answer(rank)
-                        if answers[rank.number][0] != "result":
-                            deadline = min(deadline, time.monotonic() + grace)
-                    if not fd or self._show(rank, fd) == b"":
-                        selector.unregister(key.fileobj)
+        watched: dict[Any, tuple[_Rank, int]] = {rank.link: (rank, 0) for rank in self._ranks}
+        watched |= {rank.pipe(fd): (rank, fd) for rank in self._ranks for fd in (1, 2)}
+        deadline = math.inf
+        while len(answers) < self.n and (left := deadline - time.monotonic()) > 0:
+            for ready in wait(list(watched), None if math.isinf(left) else left):
+                rank, fd = watched[ready]
+                if not fd:
+                    answers[rank.number] = self._answer(rank)
+                    if answers[rank.number][0] != "result":
+                        deadline = min(deadline, time.monotonic() + grace)
+                if not fd or self._show(rank, fd) == b"":
+                    del watched[ready]
         for rank in self._ranks:
             for fd in (1, 2):
                 while self._show(rank, fd):

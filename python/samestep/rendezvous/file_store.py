@@ -68,11 +68,6 @@ def is_free(fd: int, byte: int) -> bool:
     return int(_FLOCK.unpack(answer)[0]) == fcntl.F_UNLCK
 
 
-def share(fd: int, byte: int) -> None:
-    """Shares `byte` until `fd` is closed; for use under `exclusive` of another byte."""
-    _try(fd, fcntl.F_RDLCK, byte)
-
-
 _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -203,7 +198,7 @@ class FileStore(Store):
             except OSError as error:
                 os.ftruncate(fd, 0)
                 raise _cannot_write(self._file_name, error) from error
-        share(fd, ALIVE)
+        _try(fd, fcntl.F_RDLCK, ALIVE)  # until it is closed; granted, for this process has the turn
         return True
 
     @contextlib.contextmanager

@@ -91,10 +91,7 @@ def of_address(address: str) -> str:
       >>> of_address("127.0.0.1")
       'lo'
     """
-    for _, name in socket.if_nameindex():
-        if address in addresses(name):
-            return name
-    return ""
+    return next((name for _, name in socket.if_nameindex() if address in addresses(name)), "")
 
 
 def _source_toward(host: str) -> str:

@@ -357,7 +357,8 @@ def wait_for_ranks(keys: Store, awaited: list[str], rank: int, size: int, deadli
       Which ones those are when the time is over; "" once the keys are there.
     """
     while keys._await(keys._paths(awaited), deadline.interval):
-        missing = _missing(keys, size)
+        values = keys._apply("values", keys._paths([f"rank {rank}" for rank in range(size)]))
+        missing = [rank for rank, value in enumerate(values) if value is None]
         text = f"{ranks_text(missing)} of {size} did not join at {keys.where}"
         if deadline.left <= 0:
             return f"{text} within {round(deadline.timeout, 1):g} s; rank {rank} waits no longer"
@@ -376,8 +377,3 @@ def _loads(received: bytes, layout: list[type], where: str) -> Any:
 def _decide(keys: Store, kind: str, text: str) -> None:
     """End the waiting of all ranks with this error, unless an outcome is set already."""
     keys.compare_set("outcome", b"", json.dumps([kind, text]))
-
-
-def _missing(keys: Store, world_size: int) -> list[int]:
-    values = keys._apply("values", keys._paths([f"rank {rank}" for rank in range(world_size)]))
-    return [rank for rank, value in enumerate(values) if value is None]
