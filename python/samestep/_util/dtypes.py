@@ -10,11 +10,7 @@ from samestep.errors import InvalidArgumentError
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of that name; bfloat16 and the float8 types are those of ml_dtypes.
-
-    Raises:
-      InvalidArgumentError: it is one of these, and ml_dtypes is not installed.
-    """
+    """NumPy's type of that name; bfloat16 and the float8 types are those of ml_dtypes, which have to be installed."""
     try:
         known: np.dtype[Any] = np.dtype(name)
         return known

@@ -21,15 +21,10 @@ class Map(NamedTuple):
 
 
 def loads(data: bytes, layout: Any, *, most: int = 1 << 20) -> Any:
-    """The value that `data` holds, with tuples as lists.
-
-    Args:
-      data: JSON, in UTF-8.
-      layout: what `fits` takes.
-      most: bytes.
+    """The value that `data`, JSON in UTF-8, holds, with tuples as lists.
 
     Raises:
-      ValueError: `data` is longer, or is no JSON, or has another layout. No other error is possible.
+      ValueError: `data` is longer than `most`, or is no JSON, or has another layout. No other error is possible.
 
     Example:
       >>> loads(b'["host", 29500]', [str, int])

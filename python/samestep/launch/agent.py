@@ -86,10 +86,8 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, descriptors: dict[in
 class Feeder:
     """Writes what arrives for the rank's standard input as fast as the rank reads it.
 
-    Args:
-      loop: watches the pipe while something waits.
-      pipe: the end to write to, not blocking; closed after the input, or when the rank has closed its end.
-      on_taken: called with the number of bytes that need no more room here.
+    The end to write to, `pipe`, does not block; it is closed after the input, or when the rank has closed its end.
+    `on_taken` is called with the number of bytes that need no more room here.
     """
 
     def __init__(self, loop: Loop, pipe: int, on_taken: Callable[[int], None]) -> None:

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Nodes:
-    """The part of the command line that a cluster system provides.
+    """The part of the command line that a cluster system, `system`, provides; None = unknown.
 
-    Attributes:
-      system: its name.
-      n_nodes, node_rank: how many nodes the job has, and which of them this is.
-      master_addr: the address of node 0.
-      master_port: where its ranks meet; None = unknown.
-      n_ranks: on each node; None = unknown.
+    The ranks meet at `master_port`, and there are `n_ranks` on each node.
     """
 
     system: str
@@ -29,14 +24,9 @@ class Nodes:
 
 
 def nodes(env: Mapping[str, str], hostname: str, n_nodes: int | None = None) -> Nodes | None:
-    """The nodes of the job that this process is in, or None. Pure.
+    """The nodes of the job that this process is in, or None. Pure. A ValueError names the variable that cannot be used.
 
-    Args:
-      hostname: of this host, with its domain.
-      n_nodes: from the command line, or None. An indexed Job of Kubernetes does not provide it.
-
-    Raises:
-      ValueError: names the variable that cannot be used.
+    `hostname` has its domain; `n_nodes` is from the command line, for an indexed Job of Kubernetes does not say it.
 
     Example:
       >>> nodes({"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "algo-2")

@@ -42,8 +42,6 @@ def command(
     that are set already are left out. MPICH needs none.
 
     Args:
-      n: number of ranks, > 0.
-      argv: program and arguments of each rank.
       hosts: as in "a:2,b:1"; None: this host, or the hosts of a batch job.
       export: names of variables that ranks on other hosts get, too (MPICH passes on all).
 

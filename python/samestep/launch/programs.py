@@ -42,12 +42,7 @@ class Program:
 
 
 class LaunchedJob:
-    """Running programs, each in a session of its own, and their own messages.
-
-    Args:
-      loop: watches their outputs.
-      output: gets what they print, unchanged.
-    """
+    """Running programs, each in a session of its own, and their own messages, which `output` gets unchanged."""
 
     def __init__(self, programs: Sequence[Program], loop: Loop, output: Output) -> None:
         self.quiet = False

@@ -163,11 +163,8 @@ class Ranks:
     """All ranks that have reported, by number; accepts agents and reads what they send.
 
     Args:
-      loop: watches the listening socket and the agents' connections.
-      server: where agents connect.
       token: the secret of agents, see `handshake`. Other clients are disconnected and reported once.
       n_ranks: how many are expected.
-      output: gets what ranks print.
       first_rank: number of the first in the whole job.
       may_join: agents of more ranks than were asked for may come.
     """

@@ -95,10 +95,7 @@ class Ranks:
     def order(self, kind: str, content: Any, *, grace: float) -> list[Any]:
         """Sends one command to all ranks, relays their output, and returns their results by rank.
 
-        Args:
-          kind: "call" or "cell".
-          content: of the command; see `rank.py`.
-          grace: seconds for the others after one has failed; then all ranks are stopped.
+        `grace`: seconds for the others after one has failed; then all ranks are stopped.
 
         Raises:
           ProcessException: the rank that failed first; not one that failed because of another.

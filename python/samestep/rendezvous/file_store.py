@@ -42,11 +42,7 @@ def _try(fd: int, kind: int, byte: int) -> bool:
 
 @contextlib.contextmanager
 def exclusive(fd: int, byte: int, timeout: float, what: str) -> Iterator[None]:
-    """Holds `byte` alone.
-
-    Raises:
-      TimeoutError: another process has held it for `timeout` seconds.
-    """
+    """Holds `byte` alone. Raises TimeoutError if another process has held it for `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause = _FIRST_LOCK_PAUSE_S
     while not _try(fd, fcntl.F_WRLCK, byte):

@@ -138,15 +138,11 @@ def connect_all(
     timeout: float,
     listener: Listener | None = None,
 ) -> list[socket.socket | None]:
-    """Connects all pairs of ranks of a host. Collective.
+    """Connects all pairs of ranks of a host; returns for each rank a socket, None for this one. Collective.
 
     Args:
-      rank, size: among the ranks of this host.
       exchange: an allgather of bytes over these ranks, by the means of their launcher; called once.
       listener: of this rank; None for a new one.
-
-    Returns:
-      For each rank a socket, None for this one.
 
     Raises:
       TimeoutError: a rank has not connected in time.

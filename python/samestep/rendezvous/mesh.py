@@ -48,15 +48,12 @@ class Link(NamedTuple):
 def connect_all(
     rendezvous: Rendezvous, address: str, host_names: list[str], timeout: float, hindrance: str = ""
 ) -> list[Link]:
-    """Connects all ranks with each other. Collective.
+    """Connects all ranks with each other, and returns for each rank the connection with it. Collective.
 
     Args:
       address: of this host, by which the others reach this rank.
       host_names: of all ranks, for texts.
       hindrance: why this rank cannot use the connections, if it cannot.
-
-    Returns:
-      For each rank the connection with it.
 
     Raises:
       UnavailableError: a rank cannot be reached; on all ranks, naming it and its address. Or the first hindrance.

@@ -44,11 +44,7 @@ def user_of(link: socket.socket) -> int:
 
 
 def listen(port: int) -> socket.socket:
-    """Listens beside a port of this host.
-
-    Raises:
-      UnavailableError: another process has the name.
-    """
+    """Listens beside a port of this host. Raises UnavailableError if another process has the name."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_name(port))
@@ -67,10 +63,7 @@ def listen(port: int) -> socket.socket:
 def connect(port: int, timeout: float) -> socket.socket:
     """Connects to the store of the same user beside a port.
 
-    Raises:
-      ConnectionRefusedError: nobody listens there.
-      UnavailableError: another user does.
-      OSError: anything else.
+    Raises ConnectionRefusedError if nobody listens there, UnavailableError if another user does, else an OSError.
     """
     deadline = time.monotonic() + timeout
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

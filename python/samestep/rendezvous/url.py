@@ -32,13 +32,7 @@ SCHEMES = ("env", "file", "mpi", "tcp")
 
 @dataclass(frozen=True)
 class Method:
-    """How one rank meets the others.
-
-    Attributes:
-      host, port: of rank 0; "" stands for all interfaces. Not for a file.
-      path: of the file; "" where ranks meet over TCP.
-      rank, world_size: of this rank.
-    """
+    """How one rank meets the others: at `host` and `port` of rank 0, "" being all interfaces, or in the file `path`."""
 
     host: str
     port: int

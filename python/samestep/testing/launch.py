@@ -40,16 +40,12 @@ class Launch:
     """Fresh interpreters, ready to run the tests of the files at `paths` one after the other.
 
     Args:
-      start: how many ranks, and whether by the launcher of an MPI library.
       options: options of pytest in the ranks.
       folder: an empty folder for the socket, the logs and temporary files.
       tolerant: ask the launcher not to end the other ranks when one dies.
 
     Attributes:
       problems: the error of each file that a rank could not collect, by the part of a node id before "::".
-
-    Raises:
-      LaunchError: a rank did not start.
     """
 
     def __init__(

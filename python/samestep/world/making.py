@@ -138,12 +138,9 @@ def assign_device(  # noqa: PLR0917 - as `initialize` has found them
     With one visible device per process (a launcher that sets a mask with one entry for each rank) that is 0.
 
     Args:
-      kind_name: "cuda" or "amdgpu", for error texts.
+      kind_name: "cuda" or "amdgpu", for error texts, as `looked_for` is.
       request: of the user. None: `local_rank` mod `n_visible`, and None without a device; "missing": None; a list: its
         entry for `local_rank`.
-      local_rank, local_size: among the ranks of this host.
-      n_visible: devices that this process sees.
-      looked_for: where there are none, for the error text.
 
     Raises:
       InvalidArgumentError: a list shorter than `local_size`, or an entry below 0.
@@ -214,9 +211,7 @@ def regroup(
 ) -> None:
     """Make the group of `world` anew of the ranks that are left, and of newcomers, in the same object. Collective.
 
-    Args:
-      world: what `initialize` has returned; its groups are closed.
-      step, clean, admits: as in `samestep.rendezvous.membership.Post`.
+    `step`, `clean` and `admits` are those of `samestep.rendezvous.membership.Post`.
 
     Raises:
       PeerLostError: this rank has been given up.

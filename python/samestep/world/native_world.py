@@ -69,11 +69,7 @@ def open_world(
 
 
 def meet_by_launcher(started_by: launchers.Launcher, timeout: float) -> Rendezvous:
-    """The ranks of Hydra or, on one host, of Open MPI's mpirun: they meet by what it tells them. Collective.
-
-    Raises:
-      UnavailableError: it tells nothing by which they can meet.
-    """
+    """The ranks of Hydra or, on one host, of Open MPI's mpirun: they meet by what it tells them. Collective."""
     if pmi.FD in os.environ:
         address = interfaces.own_address("", os.environ, several_hosts=True)
         return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
@@ -117,18 +113,11 @@ def communicator_over(
     """The communicator of all ranks of a rendezvous: shared memory on one host, TCP between several. Collective.
 
     `transports.select_transport` then selects the transport, and applies the settings that the ranks have agreed on.
-
-    Args:
-      rendezvous: of the ranks; used until this returns.
-      timeout: seconds for all to reach each other.
-      introduced: None for the ranks to tell each other.
+    Raises as `open_world`. Without `introduced` the ranks tell each other.
 
     Returns:
       The communicator, and whether the ranks have proved to each other that they belong to one job or, by the
       kernel's word, to one user of this host.
-
-    Raises:
-      InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_world`.
     """
     if rendezvous.size == 1:
         _core.discard_abandoned_groups()

@@ -33,13 +33,9 @@ def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
-    """The settings that all ranks use. Pure: it raises on all ranks or on none.
+    """The settings `names` that all ranks use, by the `local_settings` of each. Pure: raises on all ranks or none.
 
     A difference would make ranks wait for ever for messages that nobody sends, or put bytes where they do not belong.
-
-    Args:
-      table: the `local_settings` of each rank.
-      names: of the variables that matter.
 
     Raises:
       InvalidArgumentError: a rank was given what means nothing.
@@ -120,10 +116,7 @@ def describe_algorithm() -> str:
 def choose(backend: str, transport: str, hosts: Sequence[str]) -> str:
     """Choose the kind of transport of a group. Pure: the same on all ranks.
 
-    Args:
-      backend: "mpi" or "native".
-      transport: what `requested_transport` said.
-      hosts: the host of each rank.
+    `transport` is what `requested_transport` said, and `hosts` has the host of each rank.
 
     Returns:
       "shm" (shared memory of one host), "hierarchical" (shared memory within each host, one exchange between them), or
