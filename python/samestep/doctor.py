@@ -298,9 +298,7 @@ def examine_limits(env: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     }
 
 
-def limit_rows(
-    found: Mapping[str, Any], env: Mapping[str, str] = os.environ
-) -> list[tuple[str, str, bool | None]]:
+def limit_rows(found: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> list[Row]:
     """What `examine_limits` returned, as limit_rows of `samestep doctor`. Pure."""
     shm, memory, nofile, quota = found["shm"], found["memory"], found["nofile"], found["cpu_quota"]
     few = nofile["soft"] is not None and nofile["soft"] < _MIN_DESCRIPTORS

@@ -204,8 +204,7 @@ def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_
 def _check_join(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
     of_ranks = ("join", "n", "module", "no_python", "native", "env", "secret_file")
     given = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
-    others = [name for name in given if name not in of_ranks]
-    if flags.join is not None and others:
+    if flags.join is not None and (others := [name for name in given if name not in of_ranks]):
         parser.error(
             f"--{others[0].replace('_', '-')} is for the launcher of the job, which --join does not start"
         )

@@ -58,12 +58,11 @@ def reserve_port() -> socket.socket:
             holder.bind(("", port))
             # After bind: not beside another holder.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return holder
         except OSError:
             holder.close()
             if port == 0:
                 raise
-            continue
-        return holder
     raise AssertionError("port 0 was tried last")
 
 

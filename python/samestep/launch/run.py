@@ -25,6 +25,8 @@ from samestep.launch.network import loopback_is_up, may_leave_host
 from samestep.launch.programs import agent_command
 from samestep.launch.supervisor import Supervisor
 
+_REFUSED = 2  # exit code
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs what follows `samestep run` on the command line; returns the exit code."""
@@ -35,31 +37,32 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     """Runs what a command line asks for, `argv` again where its ranks are to be restarted; returns the exit code."""
     descriptors.open_closed()
     options = parsed()
+    say = partial(print, f"{command}:", file=sys.stderr)
     if why := _what_is_missing() or _why_not(options):
-        return _refuse(command, why)
+        say(why)
+        return _REFUSED
     env = {**os.environ, **options.env}
     # Once: the ranks, and a restarted launcher, do not repeat it.
-    if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
+    if unknown := warn_unknown(say, env):
         _settings.set_here(_settings.REPORTED, ",".join(unknown))
     _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, env))
     if options.cluster:
         where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
-        print(
-            f"{command}: {where}, by {options.cluster}; --nnodes 1 runs on this node alone", file=sys.stderr
-        )
+        say(f"{where}, by {options.cluster}; --nnodes 1 runs on this node alone")
     if outer := _note_of_outer_launcher(options, os.environ):
-        print(f"{command}: {outer}", file=sys.stderr)
+        say(outer)
     descriptors.allow(3 * options.n_ranks + 100)  # a connection and two log files for each rank
     try:
         silence.patience()  # which this process needs, too
         if options.join is not None:
-            say = partial(print, f"{command}:", file=sys.stderr)
             return join(options, job_secret(options, os.environ, say))
         supervisor = Supervisor(options)
     except (LaunchError, InvalidArgumentError) as error:
-        return _refuse(command, str(error))
+        say(error)
+        return _REFUSED
     except OSError as error:
-        return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        say(f"{error.strerror}: {error.filename}" if error.filename else error)
+        return _REFUSED
     code = supervisor.run()
     if supervisor.a_rank_failed and options.min_ranks is None and options.n_restarts < options.max_restarts:
         _run_again(options, argv)
@@ -113,11 +116,6 @@ def _why_not(options: Options) -> str:
     if options.kind == "program" and shutil.which(program) is None:
         return f"there is no program {program} in PATH, or it may not be executed"
     return ""
-
-
-def _refuse(command: str, why: str) -> int:
-    print(f"{command}: {why}", file=sys.stderr)
-    return 2
 
 
 _GRACE_S = 5  # for the agents to tell the launcher that their ranks have ended

@@ -12,7 +12,6 @@ from samestep._util.frames import Channel
 from samestep.errors import InvalidArgumentError, UnavailableError
 
 _BACKLOG = 1024
-_ALL_INTERFACES = ""
 
 
 def address_text(host: str, port: int) -> str:
@@ -42,15 +41,10 @@ def listen(host: str, port: int) -> socket.socket:
     check_address(host, port)
     address = _literal("127.0.0.1" if host == "localhost" else host)
     try:
-        if address is not None:
-            family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-            return socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
-        if socket.has_dualstack_ipv6():
-            everywhere = (_ALL_INTERFACES, port)
-            return socket.create_server(
-                everywhere, family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
-            )
-        return socket.create_server((_ALL_INTERFACES, port), backlog=_BACKLOG)
+        place = ("" if address is None else str(address), port)  # "": all interfaces
+        both = address is None and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both or ":" in place[0] else socket.AF_INET
+        return socket.create_server(place, family=family, dualstack_ipv6=both, backlog=_BACKLOG)
     except OSError as error:
         raise UnavailableError(f"cannot listen at {address_text(host, port)}: {_cure(error)}") from error
 
