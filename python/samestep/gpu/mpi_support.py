@@ -63,17 +63,12 @@ def _trial(kind: str, device: int) -> str:
     """Why a message from device memory to device memory did not arrive in a process of its own, or ""."""
     import subprocess  # not for those who only import the package
 
+    from samestep._util import mpi_library
+
     env = {name: text for name, text in os.environ.items() if not _makes_a_rank(name)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "samestep.gpu.mpi_support", kind, str(device)],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_TIMEOUT_S,
-            check=False,
-        )
+        trial = [sys.executable, "-m", "samestep.gpu.mpi_support", kind, str(device)]
+        done = mpi_library.outcome(trial, _TRIAL_TIMEOUT_S, env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the MPI library says that it can, but a trial did not end: {error}"
     if done.returncode == 0 and done.stdout.endswith("arrived\n"):

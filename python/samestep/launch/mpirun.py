@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 
-from samestep._util.mpi_library import MpiLibrary, family_of, probe
+from samestep._util.mpi_library import MpiLibrary, family_of, outcome, probe
 from samestep.errors import UnavailableError
 from samestep.launch.network import may_leave_host
 
@@ -117,16 +117,7 @@ def candidates(library: MpiLibrary, path: str) -> list[str]:
 
 def _family_of_program(mpirun: str) -> str:
     try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            env={**os.environ, **_SMALL_MACHINE},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            check=False,
-        )
+        done = outcome([mpirun, "--version"], 30, {**os.environ, **_SMALL_MACHINE})
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return family_of(done.stdout + done.stderr)

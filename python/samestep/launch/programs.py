@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any
 
 from samestep import _settings
-from samestep._util import launchers, start
+from samestep._util import launchers
+from samestep._util import start as starter
 from samestep.launch import mpirun, network, processes
 from samestep.launch.arguments import Options
 from samestep.launch.causes import ProcessExit
@@ -52,19 +53,12 @@ class LaunchedJob:
         self._lines = {1: Lines(), 2: Lines()}
         pipes = {fd: os.pipe() for fd in (1, 2)}
         self._pipes = {fd: reading for fd, (reading, _) in pipes.items()}
-        launcher = os.getpid()
         try:
             for program in programs:
                 piped = subprocess.PIPE if program.stdin else subprocess.DEVNULL
-                process = subprocess.Popen(
-                    program.argv,
-                    env=program.env,
-                    stdin=None if program.stdin is None else piped,
-                    stdout=pipes[1][1],
-                    stderr=pipes[2][1],
-                    start_new_session=True,
-                    # Two system calls, which take no lock that another thread might hold.
-                    preexec_fn=partial(processes.die_with_parent, launcher, signal.SIGTERM),  # noqa: PLW1509
+                stdin = None if program.stdin is None else piped
+                process = start(
+                    program.argv, program.env, stdin=stdin, stdout=pipes[1][1], stderr=pipes[2][1]
                 )
                 process.returncode = 0  # the launcher reaps all its children itself
                 self._running[process.pid] = program
@@ -121,6 +115,13 @@ class LaunchedJob:
             self._output.status(fd, data.replace(b"\0", b""))  # PRRTE ends some messages with zeros
 
 
+def start(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Starts a program in a session of its own, which dies with this process."""
+    # Two system calls, which take no lock that another thread might hold.
+    first = partial(processes.die_with_parent, os.getpid(), signal.SIGTERM)
+    return subprocess.Popen(argv, env=env, start_new_session=True, preexec_fn=first, **streams)  # noqa: PLW1509
+
+
 def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
     """One `mpirun` that starts the agents; or the agents of this host, and one remote shell for each other host.
 
@@ -160,7 +161,7 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
 
 def agent_command() -> list[str]:
     """Of an agent on this host."""
-    return [sys.executable, "-I", "-S", start.__file__, "launch.agent"]
+    return [sys.executable, "-I", "-S", starter.__file__, "launch.agent"]
 
 
 def _for_agents(env: Mapping[str, str]) -> dict[str, str]:

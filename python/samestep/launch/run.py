@@ -16,13 +16,12 @@ from samestep import _settings
 from samestep._util import descriptors, launchers, silence
 from samestep._util.unknown_settings import warn_unknown
 from samestep.errors import InvalidArgumentError
-from samestep.launch import processes
+from samestep.launch import processes, programs
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.find_launcher import BOOTSTRAP
 from samestep.launch.job_secret import job_secret
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import loopback_is_up, may_leave_host
-from samestep.launch.programs import agent_command
 from samestep.launch.supervisor import Supervisor
 
 _REFUSED = 2  # exit code
@@ -152,15 +151,7 @@ def join(options: Options, secret: str) -> int:
             signal.signal(signum, end)
     signal.signal(signal.SIGALRM, kill)
     for number in range(options.n_ranks):
-        agents.append(
-            subprocess.Popen(
-                agent_command(),
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stderr=None if number == 0 else subprocess.DEVNULL,  # one speaks for all
-                start_new_session=True,
-                preexec_fn=partial(processes.die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509
-            )
-        )
+        stderr = None if number == 0 else subprocess.DEVNULL  # one speaks for all
+        agents.append(programs.start(programs.agent_command(), env, stdin=subprocess.DEVNULL, stderr=stderr))
     codes = [agent.wait() for agent in agents]
     return 128 + stopped[0] if stopped else max(code if code >= 0 else 1 for code in codes)
