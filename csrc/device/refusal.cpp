@@ -9,6 +9,11 @@
 #include "waiting/await.h"
 
 namespace samestep::refusal {
+namespace {
+
+constexpr Seconds kForOthers{5.0};  // to make the same call, until this rank waits no longer
+
+}  // namespace
 
 std::string text(std::string_view verb, std::string_view why) {
   const std::string again = str(verb, ": ");
@@ -24,7 +29,6 @@ CollectiveArgs args() {
 }
 
 void tell(const std::string& text, const std::function<void(std::vector<Communicator::WorkPtr>&)>& start) {
-  constexpr Seconds kForOthers{5.0};
   const UserCall quoted(text, UserCall::Inside::instead);
   std::vector<Communicator::WorkPtr> works;
   try {
