@@ -180,7 +180,10 @@ def test_buffers(kind):
 
 CHARACTERS = "w" if "w" in array.typecodes else "u"  # the type of the elements, new in Python 3.13
 BAD_BUFFERS = {
-    "characters": (lambda: array.array(CHARACTERS, "ab"), "array.array holds elements of format '[uw]' and 4 bytes"),
+    "characters": (
+        lambda: array.array(CHARACTERS, "ab"),
+        "array.array holds elements of format '[uw]' and 4 bytes",
+    ),
     "bytes of length one": (lambda: ctypes.create_string_buffer(3), "format '<c'"),
     "foreign byte order": (ctypes.c_float.__ctype_be__ * 3, "format '>f'"),
     "pointers": (ctypes.c_void_p * 2, r"cast\('B'\)"),
