@@ -25,8 +25,9 @@ class CallStreams {
 
   /// Whether a stream is being captured into a graph.
   bool captured() const { return captured_; }
-  /// Whether all buffers are used in one stream, which is known.
-  bool is_one() const { return all_.size() == 1 && all_.front() != kNoStream; }
+  /// Whether all buffers are used in one stream, which any thread may name. The thread of the LaunchQueue would put
+  /// what belongs into the caller's per-thread stream into a stream of its own.
+  bool is_one() const { return all_.size() == 1 && all_.front() != kNoStream && all_.front() != kPerThreadStream; }
 
   /// Throws UnavailableError if a stream is being captured, unless the operation `joins` the graph and can: from the
   /// only stream. (The default stream cannot be captured; it is in the way of others that are.) To be called before
@@ -36,8 +37,8 @@ class CallStreams {
     throw UnavailableError(str(
         verb,
         ": the array's stream is being captured into a graph, of which only what NCCL does in that one stream can "
-        "become part. Cure: call it outside of the capture, between two graphs (torch.compile: mode=\"default\", or "
-        "torch.compiler.disable on the function that calls it)"));
+        "become part, if it is not the per-thread default stream. Cure: call it outside of the capture, between two "
+        "graphs (torch.compile: mode=\"default\", or torch.compiler.disable on the function that calls it)"));
   }
 
  private:

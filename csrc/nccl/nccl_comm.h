@@ -139,8 +139,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     bool follows(const Operation& other) const {
       if (launch.where != other.launch.where || turn < other.turn) return false;
       if (launch.where == NcclLaunch::Where::own_stream) return true;
-      const StreamHandle stream = launch.after.front();
-      return stream == other.launch.after.front() && stream != kPerThreadStream;
+      return launch.after.front() == other.launch.after.front();
     }
     void finish(std::exception_ptr with) {
       if (ended) return;

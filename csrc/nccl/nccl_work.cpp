@@ -30,10 +30,21 @@ class NcclComm::NcclWork final : public Work {
   /// Waits on the host until NCCL has the operation: only then is there an end to wait for.
   bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
     wait_for_launch(deadline);
-    if (operation_->is_captured()) return true;  // it is in its stream
-    // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     const int device = channel_->options_.device;
-    if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), device)) return false;
+    const bool captures = channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), device);
+    if (operation_->is_captured()) {
+      // What follows in its own stream, or after the capture, needs no wait. Another stream of the capture does.
+      auto* const own = reinterpret_cast<GpuLibrary::Stream>(operation_->launch.after.front());
+      auto* const later = reinterpret_cast<GpuLibrary::Stream>(stream);
+      if (captures && later != own && channel_->gpu().is_capturing(own, device)) {
+        const std::shared_ptr<GpuEvent> so_far = channel_->member_.events().take();
+        so_far->record(own);
+        so_far->make_wait(later);
+      }
+      return true;
+    }
+    // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
+    if (captures) return false;
     operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
   }
@@ -46,7 +57,8 @@ class NcclComm::NcclWork final : public Work {
 
   bool is_captured() const { return operation_->is_captured(); }
   bool asks_device() const override { return true; }
-  bool has_ended() const override { return operation_->ended; }
+  /// That all ranks have captured an operation does not end it: other streams of the capture have to wait for it.
+  bool has_ended() const override { return operation_->ended && !operation_->is_captured(); }
   bool device_has_ended() const override { return channel_->device_has_ended(); }
   std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
 

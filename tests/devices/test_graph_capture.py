@@ -119,3 +119,16 @@ def test_an_operation_is_in_the_graph_when_its_call_returns(tmp_path):
         before, after = rank.reports
         assert before == {"x": [number + 1.0] * 3, "y": [number + 1.0] * 3}, rank
         assert after == {"x": [3.0] * 3, "y": [3.0] * 3}, rank
+
+
+def test_a_wait_in_another_stream_of_the_capture_is_part_of_the_graph(tmp_path):
+    for number, rank in enumerate(run(tmp_path, "wait_in_another_stream_of_the_capture")):
+        assert rank.reports == [{"x": [number + 1.0] * 3}, {"x": [3.0] * 3}], rank
+
+
+def test_what_is_captured_in_the_per_thread_stream_is_refused(tmp_path):
+    for rank in run(tmp_path, "capture_the_per_thread_stream"):
+        *refused, result = rank.reports
+        assert [one["kind"] for one in refused] == ["UnavailableError"] * 2, rank
+        assert all("per-thread default stream" in one["text"] for one in refused), rank
+        assert result == {"recorded": 0, "result": [3.0] * 3}, rank

@@ -36,6 +36,14 @@ def test_an_array_without_a_stream_is_waited_for_on_the_host(tmp_path):
     assert [rank.reports for rank in ended] == [[{"ended": True, "result": [3.0] * 5}]] * 2, ended
 
 
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_the_per_thread_stream_is_that_of_the_caller(tmp_path, backend):
+    reduce = program("devices/device_streams", "reduce_in_the_per_thread_stream", backend)
+    for rank in device_jobs.run(tmp_path, reduce, 2):
+        expected = [{"x": [3.0] * count, "y": [3.0] * count} for count in (3, 3, 5)]
+        assert rank.reports == expected, rank
+
+
 def test_a_consumer_by_dlpack_waits_in_the_stream_that_it_names(tmp_path):
     """None stands for the default stream, -1 for a consumer that needs no order."""
     (rank,) = device_jobs.run(tmp_path, program("devices/device_streams", "hand_a_late_result_on"), 1)

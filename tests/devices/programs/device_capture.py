@@ -202,5 +202,39 @@ def wait_after_the_capture():
     world.close()
 
 
+def wait_in_another_stream_of_the_capture():
+    """The operation is in a stream that nothing joins to the capture but the wait."""
+    world = start("nccl")
+    stream, origin = Stream(), Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    stream.synchronize()
+    origin.synchronize()
+    with Graph(origin) as graph:
+        fake_arrays.let_wait(stream, origin)
+        work = world.iallreduce(x)
+        while not work.done():  # as far as the host knows
+            time.sleep(0.001)
+        x.stream = origin
+        work.wait()
+    work.wait()
+    report(x=x.get().tolist())
+    graph.launch(origin)
+    report(x=x.get().tolist())
+    fake_arrays.call("GraphExecDestroy", graph.handle)
+    world.close()
+
+
+def capture_the_per_thread_stream():
+    world = start("nccl")
+    stream = Stream(2)
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    stream.synchronize()
+    with Graph(stream) as graph:
+        attempt(lambda: world.allreduce(x) and None)
+        attempt(lambda: world.iallreduce(x) and None)
+    report(recorded=graph.length, result=world.allreduce(x).get().tolist())
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -133,5 +133,21 @@ def drop_what_was_waited_for(backend):
     backend.close()
 
 
+def reduce_in_the_per_thread_stream(backend):
+    """Which is another one in the thread that makes the first call of a verb, and of each length."""
+    world = start(backend)
+    stream = Stream(2)
+    for count in (3, 3, 5):
+        x, y = (Array.of(np.full(count, -1.0), stream) for _ in range(2))
+        stream.synchronize()
+        stream.delay(100_000)  # no other thread can name it to hold and release it
+        x.set(np.full(count, rank + 1.0))
+        y.set(np.full(count, rank + 1.0))
+        world.allreduce(x)
+        world.iallreduce(y).wait()
+        report(x=x.get().tolist(), y=y.get().tolist())
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
