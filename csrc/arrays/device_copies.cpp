@@ -93,6 +93,21 @@ void await_end(const StreamEnd& end, const WaitLimit* limit) {
 
 }  // namespace
 
+bool order_streams_of(const ArrayView& later, const ArrayView& earlier) {
+  GpuLibrary* const gpu = gpu_of(later);
+  if (gpu == nullptr) return true;
+  const DeviceStream to = stream_of(gpu, later), from = stream_of(gpu, earlier);
+  if (to == from) return true;
+  auto* const stream = reinterpret_cast<GpuLibrary::Stream>(to.stream);
+  auto* const before = reinterpret_cast<GpuLibrary::Stream>(from.stream);
+  const bool captured = gpu->is_capturing(stream, to.device);
+  if (gpu->is_capturing(before, from.device) != captured) return !captured;
+  const GpuEvent reached(std::shared_ptr<GpuLibrary>(std::shared_ptr<void>(), gpu), from.device);
+  reached.record(before);
+  reached.make_wait(stream);
+  return true;
+}
+
 void await_streams(std::span<ArrayView> arrays, const WaitLimit* limit) {
   std::vector<DeviceStream> streams;  // most arrays of a call are used in one
   for (ArrayView& view : arrays) {

@@ -21,6 +21,10 @@ void register_gpu(std::shared_ptr<GpuLibrary> gpu);
 /// The runtime for the memory of `view`, or null.
 GpuLibrary* gpu_of(const ArrayView& view);
 
+/// Lets later work in the stream of `later` come after what that of `earlier` has so far. False if `later` alone is
+/// being captured into a graph, which what comes before cannot be part of.
+bool order_streams_of(const ArrayView& later, const ArrayView& earlier);
+
 /// Where copies of an array are enqueued.
 struct DeviceStream {
   GpuLibrary* gpu;

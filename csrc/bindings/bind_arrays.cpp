@@ -151,7 +151,8 @@ void settle(const py::handle& arrays, bool to_write) {
   if (!memory_in_use::any()) return;
   for (const py::handle& array : arrays) {
     Array view;
-    if (try_view(array.ptr(), view)) memory_in_use::settle(view.view(), to_write, /*is_message=*/false, "");
+    if (try_view(array.ptr(), view))
+      memory_in_use::settle(array.ptr(), view.view(), to_write, /*is_message=*/false, "");
   }
 }
 

@@ -152,7 +152,7 @@ bool is_taken(const ArrayView& view, bool written) {
   return any() && view.count != 0 && find(use_of(view, written)) != nullptr;
 }
 
-bool settle(const ArrayView& view, bool written, bool is_message, const char* what) {
+bool settle(PyObject* array, const ArrayView& view, bool written, bool is_message, const char* what) {
   if (!any() || view.count == 0) return false;
   bool waited = false;
   const Use use = use_of(view, written);
@@ -164,6 +164,7 @@ bool settle(const ArrayView& view, bool written, bool is_message, const char* wh
                                      "; wait for that operation first, or pass another array or a copy"));
     }
     other->settle();
+    other->let_follow(array, view);
   }
   return waited;
 }

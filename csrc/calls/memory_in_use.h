@@ -33,7 +33,7 @@ bool is_taken(const ArrayView& view, bool written);
 bool any();
 /// Ends the operations for which `is_taken` is true. True if there were any: arrays may be elsewhere now. `is_message`:
 /// throws InvalidArgumentError, which begins with `what`, for those that are messages as well.
-bool settle(const ArrayView& view, bool written, bool is_message, const char* what);
+bool settle(PyObject* array, const ArrayView& view, bool written, bool is_message, const char* what);
 
 /// Until `remove`.
 void add(const std::shared_ptr<PendingWork>& work, std::span<const Use> uses);

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "arrays/array_sources.h"
+#include "arrays/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -79,7 +80,8 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
 Array PendingWork::take(const py::handle& array, const char* what, const char* argument, bool written) const {
   Array view = view_of(array.ptr(), what, argument);
   // Other threads may run while it waits, so the memory is looked up anew.
-  if (memory_in_use::settle(view.view(), written, is_message(), what)) view = view_of(array.ptr(), what, argument);
+  if (memory_in_use::settle(array.ptr(), view.view(), written, is_message(), what))
+    view = view_of(array.ptr(), what, argument);
   return view;
 }
 
@@ -183,6 +185,22 @@ void PendingWork::settle() {
     }
   }
   forget_uses();
+}
+
+void PendingWork::let_follow(PyObject* array, const ArrayView& view) {
+  if (on_device_.empty() || view.device.kind == DeviceKind::cpu) return;
+  StreamFinder finder;
+  ArrayView later = view;
+  finder.find(array, later);
+  bool ordered = true;
+  for (const OnDevice& one : on_device_) {
+    ArrayView earlier = view;
+    earlier.device = one.device;
+    finder.find(one.array.ptr(), earlier);
+    const py::gil_scoped_release no_gil;  // the runtime may block
+    ordered = order_streams_of(later, earlier) && ordered;
+  }
+  if (!ordered && !work_->error()) wait(communicator_->timeout(), AtDeadline::abandon, 1, /*wait_on_host=*/true);
 }
 
 void PendingWork::pin_arrays() {

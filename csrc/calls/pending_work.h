@@ -71,6 +71,8 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   bool is_message() const { return kind_ == Kind::message; }
   /// Ends it, on behalf of another operation. Its error is left to those who wait for it.
   void settle();
+  /// Behind that: lets the stream of `array`, which lies in its memory and is used next, wait as those of its own do.
+  void let_follow(PyObject* array, const ArrayView& view);
 
   /// Keeps an array alive that the operation uses in place.
   void keep(Array array) { arrays_.push_back(std::move(array)); }

@@ -66,3 +66,10 @@ def test_a_work_that_was_waited_for_asks_the_device_nothing_when_it_is_dropped(t
     drop = program("devices/device_streams", "drop_what_was_waited_for", backend)
     for rank in device_jobs.run(tmp_path, drop, 2):
         assert rank.reports == [{"dropped": True}], rank
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_what_an_operation_in_progress_writes_is_awaited_in_every_stream(tmp_path, backend):
+    use = program("devices/device_streams", "use_what_an_operation_writes_in_another_stream", backend)
+    for rank in device_jobs.run(tmp_path, use, 2):
+        assert rank.reports == [{"result": [total] * 9} for total in (6.0, 6.0, 3.0, 6.0, 3.0, 3.0)], rank

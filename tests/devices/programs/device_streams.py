@@ -149,5 +149,39 @@ def reduce_in_the_per_thread_stream(backend):
     world.close()
 
 
+def use_what_an_operation_writes_in_another_stream(backend):
+    """By another array of the same memory. What the package copies to the device is there only after the call."""
+    world = start(backend)
+    library = runtime()
+
+    def behind(call):
+        own, other = Stream(blocking=False), Stream(blocking=False)
+        x = Array.of(np.full(9, rank + 1.0), own)
+        view, result = x.part(0, 9), Array.of(np.zeros(9), other)
+        view.stream = other
+        own.synchronize()
+        other.synchronize()
+        library.fakeHoldWrites(1)
+        threading.Timer(0.3, library.fakeHoldWrites, [0]).start()
+        work = world.iallreduce(x)
+        found = call(view, result)
+        report(result=found.get().tolist())
+        work.wait()
+
+    def send_on(view, result):
+        sent = world.isend(view, (rank + 1) % size)
+        world.recv(result, (rank - 1) % size)
+        sent.wait()
+        return result
+
+    behind(lambda view, _: world.allreduce(view))
+    behind(lambda view, _: world.iallreduce(view).wait())
+    behind(lambda view, result: world.allreduce(view, "max", out=result))
+    behind(lambda view, _: world.allreduce_tree([view])[0])
+    behind(lambda view, _: ss.synchronize(world, [view])[0])
+    behind(send_on)
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
