@@ -132,3 +132,11 @@ def test_what_is_captured_in_the_per_thread_stream_is_refused(tmp_path):
         assert [one["kind"] for one in refused] == ["UnavailableError"] * 2, rank
         assert all("per-thread default stream" in one["text"] for one in refused), rank
         assert result == {"recorded": 0, "result": [3.0] * 3}, rank
+
+
+def test_nothing_of_a_tree_is_captured_if_a_leaf_cannot_be(tmp_path):
+    for rank in run(tmp_path, "capture_a_tree_of_which_nccl_lacks_a_leaf"):
+        refused, result = rank.reports
+        assert refused["kind"] == "UnavailableError", rank
+        assert "leaf '[1]'" in refused["text"], rank
+        assert result == {"recorded": 0, "result": [[3.0] * 3, [3] * 3]}, rank

@@ -15,6 +15,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep.arrays import ArrayInfo, of_torch
+from samestep.errors import UnavailableError
 from samestep.group.group import Group
 from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import ReduceOp
@@ -209,6 +210,8 @@ class _Leaves:
         ours = self.for_nccl()
         many = plan_messages(self.infos, ours, mix_dtypes=False, with_nccl=True)
         others = sorted(set(range(len(self.infos))).difference(ours))
+        if many:
+            self.refuse_capture(others, self.infos[ours[0]].dtype)
         messages = plan_messages(self.infos, others, mix_dtypes=self.root is not None)
         of_host = ((self.alone if len(m) == 1 else self.together)(m) for m in messages)
         _run(itertools.chain(map(self.on_device, many), of_host))
@@ -223,6 +226,16 @@ class _Leaves:
         if not on_device or not _core.has_nccl(self.backend._comm):
             return []
         return [i for i in on_device if self.infos[i].nbytes and self.takes(i)]
+
+    def refuse_capture(self, leaves: list[int], reduced: str) -> None:
+        """Raise UnavailableError if leaves that go through the host are captured, before others are in the graph."""
+        for i in leaves:
+            if self.infos[i].device != "cpu" and self.infos[i].nbytes:
+                try:
+                    _core.refuse_capture(self.given[i], leaves_text([self.names[i]]))
+                except UnavailableError as error:
+                    _core.tell_refusal(self.backend._comm, "allreduce", str(error), reduced=reduced)
+                    raise
 
     def of(self, message: list[int]) -> tuple[list[Any], list[ArrayInfo]]:
         return [self.given[i] for i in message], [self.infos[i] for i in message]

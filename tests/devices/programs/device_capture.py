@@ -153,6 +153,18 @@ def capture_the_stream_of_a_leaf():
     world.close()
 
 
+def capture_a_tree_of_which_nccl_lacks_a_leaf():
+    """Averages of integers go through the host."""
+    world = start("nccl")
+    stream = Stream()
+    tree = [Array.of(np.full(3, rank + 1, dtype), stream) for dtype in ("float32", "int64")]
+    stream.synchronize()
+    with Graph(stream) as graph:
+        attempt(lambda: world.allreduce_tree(tree, "avg") and None)
+    report(recorded=graph.length, result=[x.get().tolist() for x in world.allreduce_tree(tree)])
+    world.close()
+
+
 def wait_inside_of_a_capture(backend):
     world = start(backend)
     stream = Stream()
