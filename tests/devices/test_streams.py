@@ -73,3 +73,11 @@ def test_what_an_operation_in_progress_writes_is_awaited_in_every_stream(tmp_pat
     use = program("devices/device_streams", "use_what_an_operation_writes_in_another_stream", backend)
     for rank in device_jobs.run(tmp_path, use, 2):
         assert rank.reports == [{"result": [total] * 9} for total in (6.0, 6.0, 3.0, 6.0, 3.0, 3.0)], rank
+
+
+@pytest.mark.parametrize("verb", ["iallreduce", "ireduce"])
+def test_an_average_may_be_waited_for_in_another_stream(tmp_path, verb):
+    wait = program("devices/device_streams", "wait_for_an_average_in_another_stream", verb)
+    for number, rank in enumerate(device_jobs.run(tmp_path, wait, 2, FAKE_GPU_DELAY_US="3000")):
+        expected = 2.0 if verb == "ireduce" and number == 1 else 1.5
+        assert rank.reports == [{"result": [expected]}] * 3, rank

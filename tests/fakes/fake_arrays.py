@@ -347,7 +347,6 @@ class ConvertingArray(Array):
 
     def __setitem__(self, key: Any, values: ConvertingArray) -> None:
         assert key is Ellipsis
-        self._kept.append(values)
         self._convert(values)
 
     def _convert(self, source: ConvertingArray) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from samestep import _core, arrays
+from samestep.arrays.libraries import stream_of
 from samestep.errors import UnavailableError
 from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
@@ -16,10 +17,25 @@ from samestep.reduce_ops import Op, resolve
 _A = TypeVar("_A")  # an array, or a number
 
 
-def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
+def _widened(group: Any, inner: _core.Work, wide: Any) -> Enqueued:
+    """An operation on `wide`, whose memory goes back to the stream it was made in once the work has been waited for.
+
+    The next owner of the memory uses it there, and waits for no other stream in which `wide` is used.
+    """
+    made_in = stream_of(wide)
+
+    def complete() -> None:
+        if stream_of(wide) != made_in:
+            group._await_streams([wide], group._timeout)
+
+    return Enqueued(inner, complete)
+
+
+def _rounded(group: Any, inner: _core.Work, wide: Any, target: Any) -> Enqueued:
     """An operation whose result `wide` is rounded into `target` when it has ended."""
 
     in_graph = _core.is_captured(target)
+    made_in, widened = stream_of(wide), _widened(group, inner, wide)
 
     def require_stream() -> None:
         # Rounded in a capture that lacks the operation, the result would be there only after a launch of the graph; in
@@ -28,8 +44,17 @@ def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
             _core.refuse_capture(target, "wait")
         elif not _core.is_captured(target):
             raise UnavailableError("wait: the operation is part of a graph; wait inside of the capture")
+        elif stream_of(wide) != made_in:
+            raise UnavailableError(
+                "wait: the operation is part of a graph; wait in the stream in which it was called"
+            )
 
-    return Enqueued(inner, lambda: arrays.of(target).store_rounded(wide, target), require_stream, [target])
+    def complete() -> None:
+        arrays.of(target).store_rounded(wide, target)
+        if widened.complete is not None:
+            widened.complete()
+
+    return Enqueued(inner, complete, require_stream, [target])
 
 
 class CollectiveMethods(MethodSupport):
@@ -95,7 +120,7 @@ class CollectiveMethods(MethodSupport):
         wide = self._to_average(x, target, code, "allreduce")
         if wide is None:
             return Enqueued(self._comm.allreduce(x, into, code, factor, None, divisor))
-        return _rounded(self._comm.allreduce(wide, None, code, factor, x), wide, target)
+        return _rounded(self, self._comm.allreduce(wide, None, code, factor, x), wide, target)
 
     @_core.fast_method
     @traceable
@@ -144,7 +169,7 @@ class CollectiveMethods(MethodSupport):
         if wide is None:
             return Enqueued(self._comm.reduce(x, into, code, factor, root))
         inner = self._comm.reduce(wide, None, code, factor, root, x)
-        return _rounded(inner, wide, target) if self.rank == root else Enqueued(inner)
+        return _rounded(self, inner, wide, target) if self.rank == root else _widened(self, inner, wide)
 
     @_core.fast_method
     @traceable
@@ -176,7 +201,7 @@ class CollectiveMethods(MethodSupport):
         if wide is not None:
             result = arrays.of(into).widen(into)  # as many elements of its library
             inner = self._comm.reduce_scatter(wide, result, code, factor, x)
-            return _rounded(inner, result, into).as_work(self._timeout, finish)
+            return _rounded(self, inner, result, into).as_work(self._timeout, finish)
         return Work(self._comm.reduce_scatter(x, into, code, factor), self._timeout, finish)
 
     # ---- one to all, all to one

@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 
+import fake_torch
 import numpy as np
 import samestep as ss
 from device_rank import rank, release_soon, report, size, start
@@ -180,6 +181,29 @@ def use_what_an_operation_writes_in_another_stream(backend):
     behind(lambda view, _: world.allreduce_tree([view])[0])
     behind(lambda view, _: ss.synchronize(world, [view])[0])
     behind(send_on)
+    world.close()
+
+
+def wait_for_an_average_in_another_stream(verb):
+    """Its memory for float32 is that of the first stream, which then gives it to others."""
+    fake_torch.install()
+    world = start("nccl")
+    for _ in range(3):  # the first connects, which takes the host's time
+        first, other = Stream(blocking=False), Stream(blocking=False)
+        fake_torch.set_stream(first)
+        x = fake_torch.tensor(np.full(1000, rank + 1.0, "float16"))
+        first.synchronize()
+        work = getattr(world, verb)(x, "avg")
+        fake_torch.set_stream(other)
+        x.stream = other
+        other.delay(20_000)
+        work.wait()
+        del work
+        fake_torch.set_stream(first)
+        owners = [fake_torch.tensor(np.full(1000, 1e6, "float32")) for _ in range(2)]
+        first.synchronize()
+        report(result=np.unique(x.get()).tolist())
+        del owners
     world.close()
 
 
