@@ -98,21 +98,21 @@ class FlatExchange:
         return self.partition.size == self._backend.size
 
     def agreed_dtypes(
-        self, act: str, kinds: Mapping[int, str], beside: Mapping[str, str], facts: Facts = NO_FACTS
+        self, act: str, kinds: Mapping[int, str], beside: Sequence[tuple[str, str]], facts: Facts = NO_FACTS
     ) -> dict[int, str]:
         """The dtypes of the gradients of some leaves, as far as a rank has one. Collective.
 
         Args:
           kinds: by leaf, dtype and shape of this rank's gradient, or "None".
-          beside: by name, what has to be alike on all ranks with or without a gradient.
+          beside: name and what has to be alike on all ranks, with or without a gradient.
           facts: what must be equal on all ranks as well.
 
         Raises:
           MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
         """
         self.require_current()
-        names = [*(self._names[i] for i in kinds), *beside]
-        mine = signature.Description.of(act, names, [*kinds.values(), *beside.values()])
+        names = [*(self._names[i] for i in kinds), *(name for name, _ in beside)]
+        mine = signature.Description.of(act, names, [*kinds.values(), *(what for _, what in beside)])
         by = signature.Comparison(facts)
         everyone = signature.compare(self._backend, mine, by=by, absent_is_fine=True) or [mine]
         columns = zip(*(theirs.kinds[: len(kinds)] for theirs in everyone), strict=True)

@@ -180,7 +180,7 @@ class ShardedTransformation:
                     f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
                 )
         kinds = {i: specs[i].what for i in split}
-        others = {name: _kind_of_whole(specs[i]) for i, name in enumerate(plan.names) if i not in kinds}
+        others = [(name, _kind_of_whole(specs[i])) for i, name in enumerate(plan.names) if i not in kinds]
 
         def run_on_host(given: dict[int, Any], beside: Sequence[Any]) -> dict[int, Any]:
             with _core.UserCall(_UPDATE):

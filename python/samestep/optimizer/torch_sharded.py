@@ -295,13 +295,12 @@ class _ShardedStep:
             if self._parts[i].numel():
                 self._parts[i].grad = grad.view(self._parts[i].shape)
 
-    def _layouts(self, split: Iterable[int]) -> dict[str, str]:
+    def _layouts(self, split: Iterable[int]) -> list[tuple[str, str]]:
         """How the elements of parameters lie: each rank updates those that come next there, whichever they are."""
-        named = {f"{self._names[i]} in memory": self.parameters[i] for i in split}
-        return {
-            name: "row-major" if p.is_contiguous() else f"with strides {p.stride()}"
-            for name, p in named.items()
-        }
+        named = [(f"{self._names[i]} in memory", self.parameters[i]) for i in split]
+        return [
+            (name, "row-major" if p.is_contiguous() else f"with strides {p.stride()}") for name, p in named
+        ]
 
     def _reduced(self, grads: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
         kinds = {
