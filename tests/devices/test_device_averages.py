@@ -85,6 +85,7 @@ def test_a_work_that_says_it_is_done_has_rounded(group):
     work = group.iallreduce(x, "avg")
     while not work.done():
         pass
+    assert work.exception() is None
     np.testing.assert_array_equal(x.get(), average_of(group, 77))
     assert work.wait() is x
 
