@@ -41,9 +41,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     found = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-        group = Path(
-            next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
-        )  # of version 2
+        of_version_2 = next((line[3:] for line in lines if line.startswith("0::")), "/")
+        group = Path(of_version_2.lstrip("/"))
         for folder in (group, *group.parents):
             with contextlib.suppress(OSError):
                 file = (root / "sys/fs/cgroup" / folder / "cpu.max").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,25 +18,25 @@ from samestep.reduce_ops import Op, resolve
 _A = TypeVar("_A")  # an array, or a number
 
 
-def _widened(group: Any, inner: _core.Work, wide: Any) -> Enqueued:
-    """An operation on `wide`, whose memory goes back to the stream it was made in once the work has been waited for.
+def _release(group: Any, wide: Any, made_in: int | None) -> None:
+    """Before `wide` is dropped: its memory goes back to the stream in which it was made.
 
     The next owner of the memory uses it there, and waits for no other stream in which `wide` is used.
     """
-    made_in = stream_of(wide)
+    if stream_of(wide) != made_in:
+        group._await_streams([wide], group._timeout)
 
-    def complete() -> None:
-        if stream_of(wide) != made_in:
-            group._await_streams([wide], group._timeout)
 
-    return Enqueued(inner, complete)
+def _widened(group: Any, inner: _core.Work, wide: Any) -> Enqueued:
+    """An operation on `wide` whose result another rank gets."""
+    return Enqueued(inner, functools.partial(_release, group, wide, stream_of(wide)))
 
 
 def _rounded(group: Any, inner: _core.Work, wide: Any, target: Any) -> Enqueued:
     """An operation whose result `wide` is rounded into `target` when it has ended."""
 
     in_graph = _core.is_captured(target)
-    made_in, widened = stream_of(wide), _widened(group, inner, wide)
+    made_in = stream_of(wide)
 
     def require_stream() -> None:
         # Rounded in a capture that lacks the operation, the result would be there only after a launch of the graph; in
@@ -51,8 +52,7 @@ def _rounded(group: Any, inner: _core.Work, wide: Any, target: Any) -> Enqueued:
 
     def complete() -> None:
         arrays.of(target).store_rounded(wide, target)
-        if widened.complete is not None:
-            widened.complete()
+        _release(group, wide, made_in)
 
     return Enqueued(inner, complete, require_stream, [target])
 
