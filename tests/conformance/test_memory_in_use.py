@@ -1,5 +1,6 @@
 """Operations in progress on the same memory: as if each had been waited for, or refused by name."""
 
+import array
 import time
 
 import numpy as np
@@ -263,6 +264,14 @@ class TestReaders:
         found = mean.mean()["x"]
         work.wait()
         assert_same(found, filled(x, total(group)))
+
+    def test_accumulator_of_memory_without_dlpack(self, group, count):
+        x, mean = array.array("d", [group.rank + 1.0]) * count, ss.Accumulator(group)
+        work = group.iallreduce(x)
+        mean.add({"x": x})
+        found = mean.mean()["x"]
+        work.wait()
+        assert_same(np.asarray(found), filled(found, group.size * (group.size + 1) / 2))
 
     def test_same(self, group, count):
         x = of_rank(group, contiguous, count)

@@ -21,7 +21,7 @@ import numpy as np
 
 from samestep import _core
 from samestep._util.loaded import is_a
-from samestep.trees.identity import is_number, key_text, parts_of, passes
+from samestep.trees.identity import is_array, is_number, key_text, parts_of, passes
 
 KEY_DATA = ".<random key>"
 """How the name of a leaf ends that is the data of a typed random key of JAX: no attribute has such a name."""
@@ -138,7 +138,7 @@ def flatten(tree: Any) -> Flat:
     static: list[tuple[str, Any]] = []
     build = _visit(tree, "", names, leaves, static)
     if _core.memory_is_in_use():  # a result that is on its way into a leaf comes first
-        _core.settle([leaf for leaf in leaves if hasattr(type(leaf), "__dlpack__")])
+        _core.settle(list(filter(is_array, leaves)))
     return Flat(names, leaves, lambda values: build(iter(values)), static)
 
 
