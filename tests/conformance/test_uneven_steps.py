@@ -125,6 +125,35 @@ def test_metrics_of_no_items_and_of_no_numbers(group):
     assert math.isnan(ss.metric_mean(group, {"x": (math.nan, 1)})["x"])
 
 
+@pytest.mark.parametrize(
+    "masked", [np.ma.masked, np.ma.array([2.0], mask=[True])], ids=["constant", "of one element"]
+)
+@pytest.mark.parametrize("place", [0, 1], ids=["sum", "count"])
+def test_masked_sums_and_counts_are_refused_on_all_ranks(group, masked, place):
+    pair = [2.0, 1]
+    if group.rank == group.size - 1:
+        pair[place] = masked
+    with pytest.raises(
+        ss.InvalidArgumentError, match="leave 'x' out where a rank has no items; its sum or count"
+    ):
+        ss.metric_mean(group, {"x": pair})
+    assert ss.metric_mean(group, {"x": (np.ma.array([2.0], mask=[False]), 1)}) == {"x": 2.0}
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [np.ma.array([1.0, 2.0], mask=[True, False]), np.ma.masked, np.array(["text"]), np.array(1.0, ">f8")],
+    ids=["masked", "masked constant", "texts", "other byte order"],
+)
+def test_arrays_that_cannot_be_sent_are_no_gathered_metrics_on_any_rank(group, leaf):
+    """One rank alone has such an array. The others must not wait for it."""
+    mine = leaf if group.rank == group.size - 1 else np.ones(2)
+    where = f" on rank {group.size - 1}" if group.size > 1 else ""
+    with pytest.raises(ss.InvalidArgumentError, match=rf"leaf \['x'\]{where}: "):
+        ss.gather_metrics(group, {"x": mine})
+    assert len(ss.gather_metrics(group, {"x": np.ones(2)})["x"]) == 2 * group.size
+
+
 def test_gathered_metrics_are_joined_in_order_of_rank(group):
     mine = {
         "rows": np.full((group.rank, 2), group.rank, "f4"),

@@ -37,8 +37,8 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
       By name, in order of the first rank that has it, the mean. The same on all ranks.
 
     Raises:
-      InvalidArgumentError: on all ranks: the counts of a metric add up to zero, a value is no real number, or a count
-        is negative.
+      InvalidArgumentError: on all ranks: the counts of a metric add up to zero, a value is no real number or masked, or
+        a count is negative.
 
     Example:
       >>> import samestep as ss
@@ -85,6 +85,12 @@ def _pair(name: Any, pair: Any) -> list[list[str]]:
 
 
 def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(
+        value
+    ):  # its `item` is 0, or what the mask hides
+        raise InvalidArgumentError(
+            f"metric_mean: leave {name!r} out where a rank has no items; its sum or count is masked"
+        )
     if hasattr(value, "item"):
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             value = value.item()  # of NumPy, torch or JAX
@@ -149,10 +155,11 @@ def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
 def _with_rows(leaf: Any) -> Any:
     if is_number(leaf):
         return np.asarray([leaf])
-    if is_array(leaf) and not arrays.info(leaf).shape:
-        packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
-        _core.pack([leaf], packed)
-        return arrays.like_bytes(packed, leaf, (1,))
+    with contextlib.suppress(InvalidArgumentError):  # `_kind` passes the reason on to all ranks
+        if is_array(leaf) and not arrays.info(leaf).shape:
+            packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
+            _core.pack([leaf], packed)
+            return arrays.like_bytes(packed, leaf, (1,))
     return leaf
 
 
