@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import fractions
 import pickle
 
+import numpy as np
 import pytest
 import samestep as ss
 from samestep.optimizer import no_sync
@@ -112,8 +114,18 @@ def test_the_loop_gives_what_one_process_gives(group, name):
     assert_equal_everywhere(group, net.parameters())
 
 
-@pytest.mark.parametrize("number", [False, True], ids=["tensor", "float"])
-def test_lbfgs(group, number):
+@pytest.mark.parametrize(
+    "as_loss",
+    [
+        torch.Tensor.detach,
+        torch.Tensor.item,
+        lambda loss: loss.detach().numpy(),
+        lambda loss: np.longdouble(loss.item()),
+        lambda loss: fractions.Fraction(loss.item()),
+    ],
+    ids=["tensor", "float", "array", "number of NumPy", "fraction"],
+)
+def test_lbfgs(group, as_loss):
     """Its line search compares losses: those that all ranks have, though a closure computes that of the rank."""
 
     def train(net, x, y, wrap):
@@ -121,8 +133,7 @@ def test_lbfgs(group, number):
 
         def closure():
             opt.zero_grad()
-            loss = backward(net, x, y)
-            return loss.item() if number else loss.detach()
+            return as_loss(backward(net, x, y))
 
         return [float(opt.step(closure)), float(opt.step(closure=closure))]
 

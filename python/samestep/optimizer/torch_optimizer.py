@@ -254,9 +254,13 @@ class Averager:
     def _loss_of_all(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
         is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
-        if not is_tensor and not isinstance(loss, float):
-            return loss  # such as None, which no optimizer compares
-        mine = loss.detach().clone() if is_tensor else torch.tensor(loss, dtype=torch.float64)
+        if is_tensor:
+            mine = loss.detach().clone()
+        else:
+            try:
+                mine = torch.tensor(float(loss), dtype=torch.float64)  # as line searches take it
+            except (TypeError, ValueError, RuntimeError):
+                return loss  # such as None, which no optimizer compares
         with _core.UserCall("DistributedOptimizer: the loss that the closure returned"):
             found = self._backend.allreduce(mine, self._op)
         return found if is_tensor else found.item()
