@@ -38,10 +38,11 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
     case ReduceOp::prod:
       // A complex number is a pair of reals to NCCL. Sums and real factors work on each of the two; products do not.
       return is_complex(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kProd);
+    // Nor do complex numbers have an order: the least of each part would be another number.
     case ReduceOp::min:
-      return nccl_abi::kMin;
+      return is_complex(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kMin);
     case ReduceOp::max:
-      return nccl_abi::kMax;
+      return is_complex(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kMax);
     case ReduceOp::avg:
       return is_integer(dtype) || itemsize(dtype) == 2 ? std::nullopt : std::optional<int>(nccl_abi::kAvg);
     case ReduceOp::premul:

@@ -33,6 +33,19 @@ def test_a_tree_is_reduced_in_place_and_fused(group, stream):
     np.testing.assert_array_equal(got["host"], np.full(3, 2.0))
 
 
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_leaves_have_no_least_and_no_greatest(group, stream, op, dtype):
+    """By all ranks, as in host memory; NCCL would compare the parts."""
+    values = np.array([1 + 1j, 2 - 3j]) * (group.rank + 1)
+    x = fake_arrays.Array.of(values.astype(dtype), stream)
+    for call in (group.allreduce_tree, lambda tree, op: ss.allreduce_gradients(group, tree, op)):
+        with pytest.raises(ss.InvalidArgumentError, match=f"{op} does not fit {dtype}"):
+            call({"x": x, "y": fake_arrays.Array.of(np.ones(3), stream)}, op)
+    np.testing.assert_array_equal(x.get(), values)
+    group.barrier()
+
+
 def test_a_tree_is_synchronized(group, stream):
     root = group.size - 1
     tree = [fake_arrays.Array.of(x, stream) for x in leaves_of(group.rank)]
