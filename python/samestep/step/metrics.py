@@ -85,9 +85,8 @@ def _pair(name: Any, pair: Any) -> list[list[str]]:
 
 
 def _words(name: str, value: Any) -> list[str]:
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(
-        value
-    ):  # its `item` is 0, or what the mask hides
+    # Its `item` is 0, or what the mask hides.
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise InvalidArgumentError(
             f"metric_mean: leave {name!r} out where a rank has no items; its sum or count is masked"
         )
