@@ -15,7 +15,7 @@ namespace samestep {
 ///
 /// Cost for p ranks and N bytes: short data take one round of p - 1 messages per rank. Long data take that round, and
 /// each rank sends 2 N (p - 1) / p bytes for allreduce, N (p - 1) / p for reduce_scatter, N (p - 1) for allgather.
-class ExchangeCommunicator : public Communicator, private SegmentedMessages {
+class ExchangeCommunicator : public Communicator {
  public:
   ExchangeCommunicator(std::unique_ptr<Transport> transport, ExchangeOptions options);
   /// Without `close`, keeps whatever the transport may still access.
@@ -25,11 +25,34 @@ class ExchangeCommunicator : public Communicator, private SegmentedMessages {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
   Membership& membership() override { return *engine_; }
-  SegmentedMessages* segmented_messages() override { return this; }
   void close(const Deadline& deadline) override;
   bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override { engine_->abandon(error, reason); }
   Counters counters() const override;
+
+  // Messages whose memory is available a segment at a time. Peers need not know: they send and receive whole messages,
+  // or theirs in segments too. The segments of a body are sent, and received, in their order.
+
+  /// The length of the segments of a message: all about as long, and too long to travel before they are received.
+  std::size_t segment_nbytes(std::size_t nbytes) const { return engine_->segment_nbytes(nbytes); }
+  /// Elements that come with a header have at most so many bytes.
+  std::size_t max_inline_message() const { return engine_->transport().eager_limit(); }
+  /// Sends the header and the first segment, which lies at `args.in.data`. Sets `body` at once.
+  WorkPtr send_first(const SendArgs& args, std::shared_ptr<MessageBody> body) {
+    return start_operation<Send>(args, std::move(body));
+  }
+  /// Receives the header, and the elements that come with it, into `args.out`, of which `max_inline_message` bytes are
+  /// in memory. Sets `body` before the Work ends.
+  WorkPtr receive_header(const RecvArgs& args, std::shared_ptr<MessageBody> body) {
+    return start_operation<Receive>(args, std::move(body));
+  }
+  /// The segment at `offset`. Done once its memory may be reused.
+  WorkPtr send_segment(const MessageBody& body, std::size_t offset, const void* data) {
+    return start_operation<BodySegment>(body, offset, data, nullptr);
+  }
+  WorkPtr receive_segment(const MessageBody& body, std::size_t offset, void* data) {
+    return start_operation<BodySegment>(body, offset, nullptr, data);
+  }
 
   /// The shared state of the group, for transports that add to it.
   const std::shared_ptr<ProgressEngine>& engine_of_group() const { return engine_; }
@@ -74,20 +97,6 @@ class ExchangeCommunicator : public Communicator, private SegmentedMessages {
   }
 
  private:
-  std::size_t segment_nbytes(std::size_t nbytes) const override { return engine_->segment_nbytes(nbytes); }
-  std::size_t max_inline_message() const override { return engine_->transport().eager_limit(); }
-  WorkPtr send_first(const SendArgs& args, std::shared_ptr<MessageBody> body) override {
-    return start_operation<Send>(args, std::move(body));
-  }
-  WorkPtr receive_header(const RecvArgs& args, std::shared_ptr<MessageBody> body) override {
-    return start_operation<Receive>(args, std::move(body));
-  }
-  WorkPtr send_segment(const MessageBody& body, std::size_t offset, const void* data) override {
-    return start_operation<BodySegment>(body, offset, data, nullptr);
-  }
-  WorkPtr receive_segment(const MessageBody& body, std::size_t offset, void* data) override {
-    return start_operation<BodySegment>(body, offset, nullptr, data);
-  }
   std::vector<PeerTransfer> no_transfers() const { return std::vector<PeerTransfer>(static_cast<std::size_t>(size())); }
   /// Waits for a collective on buffers of the caller. Leaves the group if the deadline passes, because peers may still
   /// write to them.

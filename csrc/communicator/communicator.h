@@ -22,8 +22,6 @@
 
 namespace samestep {
 
-class SegmentedMessages;
-
 inline constexpr int kAnySource = -1;
 inline constexpr int kAnyTag = -1;
 
@@ -128,8 +126,6 @@ class Communicator {
 
   /// Access to the memory of other ranks of this host. Null if the transport has none.
   virtual PeerMemory* peer_memory() { return nullptr; }
-  /// Null in a group of one rank.
-  virtual SegmentedMessages* segmented_messages() { return nullptr; }
   /// Who is in the group still, and how it ends on all ranks.
   virtual Membership& membership();
 

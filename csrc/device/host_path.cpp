@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "communicator/segmented_messages.h"
 #include "device/block_table.h"
 #include "device/overlap.h"
 #include "device/refusal.h"
@@ -140,6 +139,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
                                        std::shared_ptr<Communicator> collectives, const DeviceOptions& options)
     : messages_(std::move(messages)),
       collectives_(std::move(collectives)),
+      segmented_(std::dynamic_pointer_cast<ExchangeCommunicator>(messages_)),
       gpu_(options.gpu),
       longest_segment_(options.staging_bytes),
       some_are_gpu_aware_(options.some_are_gpu_aware),
@@ -220,14 +220,13 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
 // ---- staged
 
 bool DeviceCommunicator::HostPath::is_segmented(const ConstBuffer& buffer) const {
-  const SegmentedMessages* const segmented = messages_->segmented_messages();
-  return segmented != nullptr && segmented->segment_nbytes(buffer.nbytes()) < buffer.nbytes();
+  return segmented_ != nullptr && segmented_->segment_nbytes(buffer.nbytes()) < buffer.nbytes();
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& args) {
   const ConstBuffer in = args.in;
   const auto body = std::make_shared<MessageBody>();
-  const std::size_t segment = messages_->segmented_messages()->segment_nbytes(in.nbytes());
+  const std::size_t segment = segmented_->segment_nbytes(in.nbytes());
   StagedOperation call = send_to(args);
   call.after = {in.stream};
   for (std::size_t at = 0; at < in.nbytes(); at += segment) {
@@ -235,14 +234,14 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& 
     part.in = static_cast<const std::byte*>(in.data);
     part.in_runs = {{at, std::min(segment, in.nbytes() - at)}};
     if (at == 0) {
-      part.start = [host = messages_, args, body](std::byte* from, std::byte*) {
+      part.start = [host = segmented_, args, body](std::byte* from, std::byte*) {
         SendArgs first = args;
         first.in = {from, args.in.count, args.in.dtype};
-        return host->segmented_messages()->send_first(first, body);
+        return host->send_first(first, body);
       };
     } else {
-      part.start = [host = messages_, body, at](std::byte* from, std::byte*) {
-        return host->segmented_messages()->send_segment(*body, at, from);
+      part.start = [host = segmented_, body, at](std::byte* from, std::byte*) {
+        return host->send_segment(*body, at, from);
       };
     }
     call.parts.push_back(std::move(part));
@@ -253,30 +252,28 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const RecvArgs& args) {
   const auto body = std::make_shared<MessageBody>();
   auto* const out = static_cast<std::byte*>(args.out.data);
-  const std::size_t most = messages_->segmented_messages()->max_inline_message();
+  const std::size_t most = segmented_->max_inline_message();
   StagedOperation call = receive();
   call.after = {args.out.stream};
   StagedSegment header;
   header.out = out;
   header.out_runs = {{0, std::min(most, args.out.nbytes())}};
-  header.start = [host = messages_, args, body](std::byte*, std::byte* to) {
+  header.start = [host = segmented_, args, body](std::byte*, std::byte* to) {
     RecvArgs here = args;
     here.out = {to, args.out.count, args.out.dtype};
-    return host->segmented_messages()->receive_header(here, body);
+    return host->receive_header(here, body);
   };
   header.n_written = [body, item = itemsize(args.out.dtype)](const Work& work) {
     return body->nbytes == 0 ? work.status().count * item : 0;
   };
   call.parts.push_back(std::move(header));
-  call.then = [host = messages_, body, out] {
+  call.then = [host = segmented_, body, out] {
     std::vector<StagedSegment> parts;
     for (std::size_t at = 0; at < body->nbytes; at += body->segment_nbytes) {
       StagedSegment part;
       part.out = out;
       part.out_runs = {{at, std::min(body->segment_nbytes, body->nbytes - at)}};
-      part.start = [host, body, at](std::byte*, std::byte* to) {
-        return host->segmented_messages()->receive_segment(*body, at, to);
-      };
+      part.start = [host, body, at](std::byte*, std::byte* to) { return host->receive_segment(*body, at, to); };
       parts.push_back(std::move(part));
     }
     return parts;

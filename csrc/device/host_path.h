@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "collectives/exchange_communicator.h"
 #include "collectives/peer_transfer.h"
 #include "device/device_communicator.h"
 #include "gpu/staging.h"
@@ -55,6 +56,7 @@ class DeviceCommunicator::HostPath {
   void copy_local_on_device();
 
   std::shared_ptr<Communicator> messages_, collectives_;
+  std::shared_ptr<ExchangeCommunicator> segmented_;  // `messages_`, or null in a group of one rank
   std::shared_ptr<GpuLibrary> gpu_;
   std::size_t longest_segment_;
   bool some_are_gpu_aware_;  // the same on all ranks, which begin as many operations on the host

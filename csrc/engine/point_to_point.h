@@ -4,14 +4,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "communicator/communicator.h"
-#include "communicator/segmented_messages.h"
 #include "engine/message_inbox.h"
 #include "engine/operation.h"
 
 namespace samestep {
+
+/// The elements of a long message, which do not travel with its header.
+struct MessageBody {
+  int peer = -1;
+  std::uint32_t number = 0;        ///< the sender's
+  std::size_t nbytes = 0;          ///< 0: the elements came with the header
+  std::size_t segment_nbytes = 0;  ///< of every segment but the last
+  std::string what = {};           ///< the user's call, for error texts
+};
 
 class Send : public Operation {
  public:

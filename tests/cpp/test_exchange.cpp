@@ -10,7 +10,6 @@
 
 #include "collective_calls.h"
 #include "collectives/exchange_communicator.h"
-#include "communicator/segmented_messages.h"
 #include "contributions.h"
 #include "core/error.h"
 #include "engine/progress_engine.h"
@@ -86,7 +85,6 @@ TEST_CASE("messages in segments: either end may have it whole") {
     GroupSettings settings;
     settings.message_segment = kSegment;
     group->configure(settings);
-    SegmentedMessages& segmented = *group->segmented_messages();
     ProgressEngine& engine = *group->engine_of_group();
     Floats elements = contribution(7, kCount);
     const auto* const sent = reinterpret_cast<const std::byte*>(elements.data());
@@ -100,22 +98,22 @@ TEST_CASE("messages in segments: either end may have it whole") {
         if (rank == 0 && whole_at_sender) {
           works.push_back(group->send(buffer(elements), 1, 3));
         } else if (rank == 0) {
-          works.push_back(segmented.send_first({buffer(elements), 1, 3}, body));
+          works.push_back(group->send_first({buffer(elements), 1, 3}, body));
           const int tag = tags::of_body(body->number);
           for (int i = 0; i < 2 * tags::kBodies; ++i) REQUIRE(tags::of_body(engine.next_body_id()) != tag);
           for (std::size_t at = body->segment_nbytes; at < body->nbytes; at += body->segment_nbytes) {
-            works.push_back(segmented.send_segment(*body, at, sent + at));
+            works.push_back(group->send_segment(*body, at, sent + at));
           }
         } else if (whole_at_receiver) {
           works.push_back(group->recv(out, 0, 3));
         } else {
-          const auto header = segmented.receive_header({out, 0, 3}, body);
+          const auto header = group->receive_header({out, 0, 3}, body);
           header->wait(soon());
           REQUIRE(header->status().count == kCount);
           REQUIRE(body->nbytes == kCount * sizeof(float));
           REQUIRE(body->segment_nbytes == 868);
           for (std::size_t at = 0; at < body->nbytes; at += body->segment_nbytes) {
-            works.push_back(segmented.receive_segment(*body, at, to + at));
+            works.push_back(group->receive_segment(*body, at, to + at));
           }
         }
         for (const auto& work : works) work->wait(soon());
