@@ -111,6 +111,7 @@ void ProgressEngine::require_usable() const {
 
 void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
+  const unsigned polls = std::exchange(polls_at_start_, 0);
   require_usable();
   if (!std::exchange(registered_, true)) register_progress_source(weak_from_this());
   std::uint64_t sequence = 0;
@@ -134,7 +135,7 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
     }
   }
   const bool alone = collectives_.size() == 1 && collectives_.front() == operation;
-  if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && alone) {
+  if (polls != 0 && alone) {
     poll_operation(*operation, polls);
   } else {
     progress();

@@ -106,18 +106,9 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
   }
   void adopt_posted_header() { adopts_posted_header_ = true; }
 
-  /// During its lifetime `start` polls a collective that has none before it for so many times, so that it may have
-  /// completed when `start` returns. Create it with the mutex held.
-  class InlineProgress {
-   public:
-    InlineProgress(ProgressEngine& engine, unsigned polls) : engine_(engine) { engine_.polls_at_start_ = polls; }
-    ~InlineProgress() { engine_.polls_at_start_ = 0; }
-    InlineProgress(const InlineProgress&) = delete;
-    InlineProgress& operator=(const InlineProgress&) = delete;
-
-   private:
-    ProgressEngine& engine_;
-  };
+  /// The next `start` polls a collective that has none before it for so many times, so that it may have completed when
+  /// `start` returns. Requires the mutex held from here on.
+  void poll_at_start(unsigned polls) { polls_at_start_ = polls; }
 
   /// Advances every operation by one step. Throws in a process made by fork.
   void progress();
@@ -300,7 +291,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
   std::atomic<bool> discarded_ = false;
   bool registered_ = false;
   bool adopts_posted_header_ = false;
-  unsigned polls_at_start_ = 0;  // see InlineProgress
+  unsigned polls_at_start_ = 0;
 };
 
 }  // namespace samestep

@@ -164,7 +164,7 @@ Communicator::WorkPtr NodeCommunicator::start_inline(const CollectiveArgs& args)
   constexpr std::size_t kMaxBytes = 256 << 10;
   constexpr unsigned kShare = 4;  // of the polls of the fast path
   if (std::max(args.in.nbytes(), args.out.nbytes()) > kMaxBytes) return start_collective(args);
-  const ProgressEngine::InlineProgress progress(shared_engine(), polls_inline(shared_engine()) / kShare);
+  shared_engine().poll_at_start(polls_inline(shared_engine()) / kShare);
   WorkPtr work = start_collective(args);
   // An operation that has failed is returned, so that the caller's wait throws its error.
   const auto& operation = static_cast<const Operation&>(*work);
