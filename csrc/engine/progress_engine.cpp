@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -395,20 +394,17 @@ void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why
   broken_ = error;
   // Peers may still work on operations that have failed here, whose buffers belong to the caller again: they must not
   // touch them.
-  LeaveNotice notice{std::min(next_sequence_, first_lost_), why};
+  LeaveNotice& notice = leave_notice_.emplace(LeaveNotice{std::min(next_sequence_, first_lost_), why});
   for (const auto& operation : collectives_) {
     if (!operation->finished()) notice.first_absent = std::min(notice.first_absent, operation->sequence());
   }
   transport_->detach_sends();
   header_exchange_->leave(notice.first_absent, why);  // in shared memory peers see this before any message
   on_leave_(notice.first_absent);
-  auto bytes = std::make_unique<std::vector<std::byte>>(sizeof notice);
-  std::memcpy(bytes->data(), &notice, sizeof notice);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_ || departures_.contains(peer)) continue;
-    transport_->send(bytes->data(), bytes->size(), peer, tags::kLeaveNotice);
+    transport_->send(&notice, sizeof notice, peer, tags::kLeaveNotice);
   }
-  leave_notices_.push_back(std::move(bytes));
   for_each_operation([&](Operation& operation) { operation.fail(error); });
   header_exchange_->abandon();
   inbox_.abandon();

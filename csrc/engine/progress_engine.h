@@ -272,7 +272,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
   std::optional<FailedAlone> failed_alone_;  // until this rank has left because of it
   std::optional<Departure> late_;            // of the last deadline that has passed
   bool in_family_ = false;
-  std::vector<std::unique_ptr<std::vector<std::byte>>> leave_notices_;  // must outlive their sends
+  std::optional<LeaveNotice> leave_notice_;  // must outlive its sends
   struct BlockEnd {
     std::uint64_t block, first_absent;
   };

@@ -119,7 +119,7 @@ bool ProgressEngine::discard() {
 void ProgressEngine::free_operations() {
   collectives_.clear();
   pending_messages_.clear();
-  leave_notices_.clear();
+  leave_notice_.reset();
   block_end_notices_.clear();
   release_retained();
   discarded_.store(true, std::memory_order_release);  // pairs with is_discarded: the memory is free after it
