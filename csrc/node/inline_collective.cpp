@@ -6,7 +6,7 @@
 #include "collectives/one_shot_reduction.h"
 #include "collectives/pairwise_exchange.h"
 #include "kernels/stream.h"
-#include "node/node_reduction.h"
+#include "node/reduction_context.h"
 
 namespace samestep {
 namespace {
@@ -68,6 +68,22 @@ void reduce(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs
                                args.reduction);
 }
 
+/// Reduces the elements behind the descriptors of all ranks. False if a rank has posted none.
+bool reduce_described(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args) {
+  std::array<kernels::Input, kMaxInlineRanks> inputs;
+  const auto size = static_cast<std::size_t>(engine.size());
+  for (std::size_t peer = 0; peer < size; ++peer) {
+    const HeaderExchange::Bytes data = engine.header_exchange().data(sequence, static_cast<int>(peer));
+    const ReductionDescriptor posted = ReductionDescriptor::parse(data);
+    if (!posted.has_inline_elements) return false;
+    inputs[peer] = {static_cast<int>(peer) == engine.rank() ? args.in.data : data.data() + sizeof posted,
+                    posted.factor};
+  }
+  kernels::reduce(args.in.dtype, args.reduction.op, std::span(inputs).first(size), args.out.data, args.in.count,
+                  args.reduction.divisor_of(engine.size()));
+  return true;
+}
+
 }  // namespace
 
 bool InlineCollective::fits(ProgressEngine& engine, const CollectiveArgs& args) {
@@ -126,7 +142,7 @@ bool InlineCollective::finish(ProgressEngine& engine, std::uint64_t sequence, co
   switch (args.type) {
     case CollectiveType::allreduce:
       if (posts_descriptor(args)) {
-        if (!NodeReduction::reduce_inline(engine, sequence, args)) return false;
+        if (!reduce_described(engine, sequence, args)) return false;
         constexpr std::size_t kLine = 64;  // with the ReductionDescriptor
         own_read_lines(engine, sequence, kLine);
         break;

@@ -1,8 +1,6 @@
 #include "node/node_reduction.h"
 
 #include <algorithm>
-#include <array>
-#include <span>
 
 #include "kernels/stream.h"
 
@@ -32,23 +30,6 @@ bool NodeReduction::prestages() {
   return nbytes > Thresholds::one_shot_max(context_.size()) && nbytes <= ShmRegion::kStageBytes &&
          group_->path_tuners[context_.type].expects_stages(nbytes) && group_->header_exchange->is_next(sequence_) &&
          (group_->peers->to_remote_address(context_.in.data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
-}
-
-bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args) {
-  constexpr std::size_t kMaxInlineRanks = 16;
-  std::array<kernels::Input, kMaxInlineRanks> inputs;
-  const auto size = static_cast<std::size_t>(engine.size());
-  if (size > kMaxInlineRanks) return false;
-  for (std::size_t peer = 0; peer < size; ++peer) {
-    const HeaderExchange::Bytes data = engine.header_exchange().data(sequence, static_cast<int>(peer));
-    const ReductionDescriptor posted = ReductionDescriptor::parse(data);
-    if (!posted.has_inline_elements) return false;
-    inputs[peer] = {static_cast<int>(peer) == engine.rank() ? args.in.data : data.data() + sizeof posted,
-                    posted.factor};
-  }
-  kernels::reduce(args.in.dtype, args.reduction.op, std::span(inputs).first(size), args.out.data, args.in.count,
-                  args.reduction.divisor_of(engine.size()));
-  return true;
 }
 
 void NodeReduction::gather() {

@@ -25,10 +25,6 @@ class NodeReduction final : public Collective {
  public:
   NodeReduction(std::shared_ptr<ProgressEngine> engine, const CollectiveArgs& args, std::shared_ptr<NodeGroup> group);
 
-  /// To be called when all ranks have posted an allreduce and agree: reduces at once if every rank has posted its
-  /// elements.
-  static bool reduce_inline(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args);
-
  protected:
   void post(std::uint64_t digest) override;
   void start_work() override;
