@@ -48,7 +48,6 @@ HierarchicalCollective::HierarchicalCollective(std::shared_ptr<ProgressEngine> s
       group_(std::move(group)),
       leave_flags_(group_->leave_flags, group_->local_ranks().size(),
                    static_cast<std::size_t>(group_->topology.local_index(group_->rank))),
-      local_buffers_(group_),
       in_(args.in),
       out_(args.out),
       reduction_(args.reduction),
@@ -95,25 +94,27 @@ void HierarchicalCollective::stage_if_not_shared() {
 
 void HierarchicalCollective::post(std::uint64_t digest) {
   posted_ = true;
-  const Posted posted{reduction_.factor, LocalBuffers::addresses_of(*group_, in_, out_)};
+  const auto address_of = [this](const void* data, std::size_t nbytes) {
+    // A rank that gives or gets nothing has no such buffer.
+    return group_->peers == nullptr || data == nullptr ? 0 : group_->peers->to_remote_address(data, nbytes);
+  };
+  const Posted posted{reduction_.factor, address_of(in_.data, in_.nbytes()), address_of(out_.data, out_.nbytes()),
+                      in_.nbytes(), out_.nbytes()};
   headers().post(sequence_, digest, {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
 }
 
 void HierarchicalCollective::start_work() {
   const int me = rank();
-  std::vector<LocalBuffers::Addresses> addresses(static_cast<std::size_t>(size()));
-  factors_.assign(addresses.size(), reduction_.factor);
+  of_ranks_.resize(static_cast<std::size_t>(size()));
+  of_ranks_[static_cast<std::size_t>(me)].factor = reduction_.factor;
   for (const int rank : group_->local_ranks()) {
     if (rank == me) continue;
-    Posted posted;
     // Only the addresses of this host's ranks are of use: memory of other hosts cannot be reached.
     const HeaderExchange::Bytes data = headers().data(sequence_, rank);
+    Posted& posted = of_ranks_[static_cast<std::size_t>(rank)];
     if (data.size() != sizeof posted) throw Error("the ranks of this host run different versions of samestep");
     std::memcpy(&posted, data.data(), sizeof posted);
-    addresses[static_cast<std::size_t>(rank)] = posted.addresses;
-    factors_[static_cast<std::size_t>(rank)] = posted.factor;
   }
-  local_buffers_.set(in_, out_, std::move(addresses));
   for (std::size_t number = 0; number < plan_.chunks(); ++number) {
     if (plan_.leader(number, group_->own_host()) == me) mine_.push_back(number);
   }
@@ -203,6 +204,25 @@ void HierarchicalCollective::open_next() {
   engine().count_message(bytes_of(open.chunk));
 }
 
+const std::byte* HierarchicalCollective::read_input(int rank, std::size_t offset, std::size_t nbytes,
+                                                    std::byte* room) const {
+  if (rank == group_->rank) return static_cast<const std::byte*>(in_.data) + offset;
+  LocalPeers& host = *group_->peers;
+  const Posted& theirs = posted_by(rank);
+  const int peer = group_->topology.location(rank).local_rank;
+  if (const std::byte* const here = host.map_peer_memory(peer, theirs.in, theirs.in_nbytes)) return here + offset;
+  // The operation waits until the engine knows which rank has left, see PeerMemoryLost.
+  if (!host.read_peer(peer, room, theirs.in + offset, nbytes)) throw PeerMemoryLost();
+  return room;
+}
+
+std::byte* HierarchicalCollective::shared_output(int rank, std::size_t offset) const {
+  const Posted& theirs = posted_by(rank);
+  const int peer = group_->topology.location(rank).local_rank;
+  std::byte* const here = group_->peers->map_peer_memory(peer, theirs.out, theirs.out_nbytes);
+  return here == nullptr ? nullptr : here + offset;
+}
+
 std::vector<const std::byte*> HierarchicalCollective::local_inputs(const HierarchicalChunk& chunk) {
   std::vector<const std::byte*> inputs;
   const std::size_t offset = chunk.in_offset * itemsize_, nbytes = bytes_of(chunk);
@@ -211,7 +231,7 @@ std::vector<const std::byte*> HierarchicalCollective::local_inputs(const Hierarc
   if (group_->bounce.size() < ranks.size() * stride) group_->bounce.resize(ranks.size() * stride);
   for (const int rank : ranks) {
     if (chunk.source != kEverybody && chunk.source != rank) continue;
-    inputs.push_back(local_buffers_.read(rank, offset, nbytes, group_->bounce.data() + inputs.size() * stride));
+    inputs.push_back(read_input(rank, offset, nbytes, group_->bounce.data() + inputs.size() * stride));
   }
   return inputs;
 }
@@ -224,7 +244,7 @@ const std::byte* HierarchicalCollective::reduce_locally(std::size_t first, std::
   std::vector<kernels::Input> terms(inputs.size());
   const auto ranks = group_->local_ranks();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    terms[i] = {inputs[i] + first * itemsize_, factors_[static_cast<std::size_t>(ranks[i])]};
+    terms[i] = {inputs[i] + first * itemsize_, posted_by(ranks[i]).factor};
   }
   kernels::reduce(in_.dtype, within_host(reduction_.op), terms, into, count, 1);
   return into;
@@ -243,7 +263,7 @@ bool HierarchicalCollective::finish(Open& open) {
   if (kept) outs.push_back(home);
   for (const int rank : group_->local_ranks()) {
     if (rank == group_->rank || !wants(open.chunk, rank)) continue;
-    if (std::byte* const at = local_buffers_.output(rank, out_offset)) outs.push_back(at);
+    if (std::byte* const at = shared_output(rank, out_offset)) outs.push_back(at);
   }
   if (outs.empty() && plan_.reduces()) outs.push_back(home);
   combine(open, outs);
@@ -311,12 +331,12 @@ void HierarchicalCollective::write_to_local_ranks(const HierarchicalChunk& chunk
   const std::size_t offset = chunk.out_offset * itemsize_, nbytes = bytes_of(chunk);
   for (const int rank : group_->local_ranks()) {
     if (rank == group_->rank || !wants(chunk, rank)) continue;
-    std::byte* const at = local_buffers_.output(rank, offset);
-    if (at == nullptr) {
-      local_buffers_.write(rank, offset, from, nbytes);
-    } else if (to_shared_too) {
-      kernels::copy(at, from, nbytes);
+    if (std::byte* const at = shared_output(rank, offset)) {
+      if (to_shared_too) kernels::copy(at, from, nbytes);
+      continue;
     }
+    const auto index = static_cast<std::size_t>(group_->topology.local_index(rank));
+    if (!group_->fence->write(index, posted_by(rank).out + offset, from, nbytes)) throw PeerMemoryLost();
   }
 }
 

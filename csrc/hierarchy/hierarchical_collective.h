@@ -7,7 +7,6 @@
 #include "engine/operation.h"
 #include "hierarchy/hierarchical_group.h"
 #include "hierarchy/hierarchical_plan.h"
-#include "hierarchy/local_buffers.h"
 
 namespace samestep {
 
@@ -57,7 +56,6 @@ class HierarchicalCollective : public Collective {
 
   std::shared_ptr<HierarchicalGroup> group_;
   LeaveFlags leave_flags_;
-  LocalBuffers local_buffers_;
   ConstBuffer in_;
   Buffer out_;
   Reduction reduction_;
@@ -69,7 +67,8 @@ class HierarchicalCollective : public Collective {
  private:
   struct Posted {
     double factor;
-    LocalBuffers::Addresses addresses;
+    std::uint64_t in, out;  // see LocalPeers::to_remote_address; 0 if there is none
+    std::uint64_t in_nbytes, out_nbytes;
   };
   /// A chunk in flight.
   struct Open {
@@ -90,6 +89,11 @@ class HierarchicalCollective : public Collective {
 
   /// Copies elements into shared memory if the other ranks of this host cannot access this rank's array.
   void stage_if_not_shared();
+  const Posted& posted_by(int rank) const { return of_ranks_[static_cast<std::size_t>(rank)]; }
+  /// `nbytes` of the input of a rank of this host from `offset` on: in place, or a copy in `room`.
+  const std::byte* read_input(int rank, std::size_t offset, std::size_t nbytes, std::byte* room) const;
+  /// The output of another rank of this host; null if it is not in shared memory.
+  std::byte* shared_output(int rank, std::size_t offset) const;
   void open_next();
   bool finish(Open& open);
   void combine(Open& open, std::span<void* const> outs);
@@ -97,7 +101,7 @@ class HierarchicalCollective : public Collective {
   bool store(Open& open);
   bool notify_local_ranks();
 
-  std::vector<double> factors_;
+  std::vector<Posted> of_ranks_;  // by rank of the group, for those of this host
   std::size_t max_open_;
   std::size_t block_;  // bytes of buffer for one host's part of a chunk
   Scratch::Block scratch_;
