@@ -46,8 +46,6 @@ HierarchicalCollective::HierarchicalCollective(std::shared_ptr<ProgressEngine> s
                                                HierarchicalPlan plan)
     : Collective(std::move(shared_engine), args.signature()),
       group_(std::move(group)),
-      leave_flags_(group_->leave_flags, group_->local_ranks().size(),
-                   static_cast<std::size_t>(group_->topology.local_index(group_->rank))),
       in_(args.in),
       out_(args.out),
       reduction_(args.reduction),
@@ -144,7 +142,7 @@ bool HierarchicalCollective::wants(const HierarchicalChunk& chunk, int rank) con
 
 bool HierarchicalCollective::work() {
   // The buffers of a rank that has left must not be accessed. The engine soon fails this operation.
-  if (peer_memory_lost_ || !leave_flags_.all_present(sequence_)) return false;
+  if (peer_memory_lost_ || (group_->fence != nullptr && !group_->fence->all_present(sequence_))) return false;
   try {
     return work_on_chunks() && notify_local_ranks();
   } catch (const PeerMemoryLost&) {
@@ -383,9 +381,9 @@ std::vector<int> HierarchicalCollective::pending_chunk_peers() {
 
 void HierarchicalCollective::abort() {
   // Peers that do not know yet that the operation has failed must not access this rank's buffers any more.
-  if (posted_ && !is_mismatched()) {
-    leave_flags_.leave(sequence_);
-    if (group_->fence != nullptr) group_->fence->withdraw(out_.data, out_.nbytes());
+  if (posted_ && !is_mismatched() && group_->fence != nullptr) {
+    group_->fence->leave(sequence_);
+    group_->fence->withdraw(out_.data, out_.nbytes());
   }
   Collective::abort();
   for (Open& open : open_) {

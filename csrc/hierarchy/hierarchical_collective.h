@@ -55,7 +55,6 @@ class HierarchicalCollective : public Collective {
   void write_to_local_ranks(const HierarchicalChunk& chunk, const std::byte* from, bool to_shared_too) const;
 
   std::shared_ptr<HierarchicalGroup> group_;
-  LeaveFlags leave_flags_;
   ConstBuffer in_;
   Buffer out_;
   Reduction reduction_;

@@ -20,17 +20,15 @@ bool order_matters(DType dtype, ReduceOp op) {
   return adds && (is_floating(dtype) || is_complex(dtype));
 }
 
-/// The memory that the ranks of a group share on this host.
-void share_control_words(HierarchicalGroup& group, std::size_t local_index, const Deadline& deadline) {
+/// The fence of the ranks of a group on this host.
+void make_fence(HierarchicalGroup& group, const Deadline& deadline) {
   if (group.peers == nullptr || group.local_ranks().size() == 1) return;
   std::vector<int> members;
   // LocalPeers numbers the ranks of the host, not those of the group.
   for (const int rank : group.local_ranks()) members.push_back(group.topology.location(rank).local_rank);
-  const std::size_t of_flags = LeaveFlags::nbytes_for(members.size());
-  group.leave_flags =
-      group.peers->share(members, of_flags + WriteFence::nbytes_for(members.size()), group.numbers.own(), deadline);
-  const std::shared_ptr<std::byte> words(group.leave_flags, group.leave_flags.get() + of_flags);
-  group.fence = std::make_shared<WriteFence>(group.peers, std::move(members), local_index, words);
+  auto words = group.peers->share(members, WriteFence::nbytes_for(members.size()), group.numbers.own(), deadline);
+  const auto index = static_cast<std::size_t>(group.topology.local_index(group.rank));
+  group.fence = std::make_shared<WriteFence>(group.peers, std::move(members), index, std::move(words));
 }
 
 }  // namespace
@@ -42,13 +40,12 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::over(std::sh
                                                                          std::uint64_t number) {
   auto group = std::make_shared<HierarchicalGroup>(Topology(std::move(topology)), engine->rank(), number);
   group->peers = std::move(host);
-  const auto local_index = static_cast<std::size_t>(group->topology.local_index(group->rank));
-  share_control_words(*group, local_index, deadline);
-  LeaveFlags flags(group->leave_flags, group->local_ranks().size(), local_index);
+  make_fence(*group, deadline);
   // Other ranks must not access the memory of a rank that has left.
-  engine->set_on_leave([flags, fence = group->fence](std::uint64_t first_absent) mutable {
-    flags.leave(first_absent);
-    if (fence != nullptr) fence->close();
+  engine->set_on_leave([fence = group->fence](std::uint64_t first_absent) {
+    if (fence == nullptr) return;
+    fence->leave(first_absent);
+    fence->close();
   });
   return std::make_shared<HierarchicalCommunicator>(std::move(engine), std::move(group));
 }

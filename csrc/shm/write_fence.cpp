@@ -55,6 +55,21 @@ bool WriteFence::write(std::size_t index, std::uint64_t to, const void* from, st
   return nbytes == 0 || write(index, {&piece, 1});
 }
 
+void WriteFence::leave(std::uint64_t first_absent) {
+  std::atomic<std::uint64_t>& left = words_[index_].left;
+  const std::uint64_t before = left.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
+  if (before != 0 && before <= first_absent + 1) return;
+  left.store(first_absent + 1, std::memory_order_release);  // pairs with all_present
+}
+
+bool WriteFence::all_present(std::uint64_t sequence) const {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const std::uint64_t left = words_[i].left.load(std::memory_order_acquire);  // pairs with leave
+    if (left != 0 && sequence + 1 >= left) return false;
+  }
+  return true;
+}
+
 void WriteFence::close() {
   // relaxed: this rank has stored it
   const std::uint64_t gate = words_[index_].gate.load(std::memory_order_relaxed);

@@ -32,6 +32,11 @@ class WriteFence {
   bool write(std::size_t index, std::span<const RemoteSegment> pieces);
   bool write(std::size_t index, std::uint64_t to, const void* from, std::size_t nbytes);
 
+  /// This rank takes no part in operations from `first_absent` on: others must not access its memory in them.
+  void leave(std::uint64_t first_absent);
+  /// Whether all members take part in this operation. Where headers are exchanged in shared memory, those tell.
+  bool all_present(std::uint64_t sequence) const;
+
   /// From now on no member writes into this rank's memory by CMA. Waits for writes in progress to end.
   void close();
   /// From now on stores of other ranks into this array, if it is in shared memory, miss it.
@@ -42,6 +47,7 @@ class WriteFence {
   struct alignas(64) Words {
     std::atomic<std::uint64_t> gate;          // its address; does not change
     std::atomic<std::uint64_t> begun, ended;  // writes into other ranks' memory
+    std::atomic<std::uint64_t> left;          // the first operation without the rank, plus one; 0 if it has not left
   };
 
   std::shared_ptr<LocalPeers> peers_;
