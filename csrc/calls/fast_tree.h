@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arrays/array_view.h"
+#include "communicator/signature.h"
 #include "core/buffer.h"
 
 namespace samestep {
@@ -45,10 +46,7 @@ class FastTree {
   void mix_container(Py_ssize_t n_entries, Kind kind) {
     mix(static_cast<std::uint64_t>(n_entries) << 8 | static_cast<std::uint8_t>(kind));
   }
-  void mix(std::uint64_t word) {
-    digest_ = (digest_ ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
-    digest_ ^= digest_ >> 32;
-  }
+  void mix(std::uint64_t word) { digest_ = samestep::mix(digest_, word); }
 
   pybind11::object tree_;
   int device_;

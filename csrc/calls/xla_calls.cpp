@@ -96,12 +96,11 @@ class CompiledCall {
     // FusedCollectives needs trees that agree. One short allreduce compares all leaves at once.
     std::uint64_t digest = description_.names;
     for (const ProgramArray& array : in) {
-      digest ^= Signature{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape}.digest();
-      digest *= 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
+      const Signature one{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape};
+      digest = mix(digest, one.digest());
     }
     for (const ProgramArray& array : in.subspan(n_leaves)) {
-      digest ^= kernels::hash128(array.buffer.data, array.buffer.nbytes())[0];
-      digest *= 0x9e37'79b9'7f4a'7c15;
+      digest = mix(digest, kernels::hash128(array.buffer.data, array.buffer.nbytes())[0]);
     }
     std::uint64_t both[] = {digest, ~digest};  // the largest, and the complement of the smallest
     const Buffer buffer{both, 2, DType::uint64};

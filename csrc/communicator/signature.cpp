@@ -41,12 +41,6 @@ static_assert(std::size(kCollectiveTraits) == static_cast<std::size_t>(Collectiv
 
 const CollectiveTraits& traits_of(CollectiveType verb) { return kCollectiveTraits[static_cast<std::size_t>(verb)]; }
 
-// One-to-one in `h ^ word`: signatures that differ in one word never share a digest.
-constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
-  h = (h ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
-  return h ^ h >> 32;
-}
-
 /// "2 arrays of float32[6]"
 std::string list_text(const ListShape& list, DType dtype) {
   return str(list.length, list.length == 1 ? " array of " : " arrays of ", name(dtype), "[", list.count, "]");

@@ -11,6 +11,12 @@
 
 namespace samestep {
 
+/// One step of a digest. One-to-one in `h ^ word`: what differs in one word never shares a digest.
+constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
+  h = (h ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
+  return h ^ h >> 32;
+}
+
 enum class CollectiveType : std::uint8_t {
   allreduce,
   reduce,

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstring>
+#include <initializer_list>
+#include <numeric>
 
 #include "collectives/peer_transfer.h"
 #include "core/error.h"
@@ -88,21 +90,12 @@ void in_pieces(const NcclReduction& form, const void* in, void* out, std::size_t
   enqueue(static_cast<const std::byte*>(in) + done, static_cast<std::byte*>(out) + done, count - first);
 }
 
-/// Makes `NcclCalls::connections` of several numbers.
-class Digest {
- public:
-  Digest& add(std::uint64_t value) {
-    value_ = (value_ ^ value) * 0x9e3779b97f4a7c15U;
-    value_ ^= value_ >> 29;
-    return *this;
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0;
-};
-
 enum class Kind : std::uint8_t { broadcasts = 1, all_gather, messages, reductions };  // those of each type follow
+
+/// `NcclCalls::connections` of these numbers.
+std::uint64_t digest_of(std::initializer_list<std::uint64_t> numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0}, mix);
+}
 
 /// A reduction of each of `buffers`. `call`: that of NCCL.
 template <class Call>
@@ -114,10 +107,10 @@ NcclCalls reductions(const NcclLibrary& nccl, const CollectiveArgs& args, int si
   };
   // NCCL selects the algorithm by the type, the operator, of which a sum with a factor is one, and the lengths, all as
   // NCCL is called with them: of complex numbers that is twice their number.
-  Digest digest;
-  digest.add(static_cast<std::uint64_t>(Kind::reductions) + static_cast<std::uint64_t>(args.type));
-  digest.add(static_cast<std::uint64_t>(form.type)).add(static_cast<std::uint64_t>(form.op)).add(form.scaled ? 1 : 0);
-  for (const InOut& buffer : buffers) digest.add(count_of(buffer));
+  const auto kind = static_cast<std::uint64_t>(Kind::reductions) + static_cast<std::uint64_t>(args.type);
+  std::uint64_t digest = digest_of({kind, static_cast<std::uint64_t>(form.type), static_cast<std::uint64_t>(form.op),
+                                    form.scaled ? std::uint64_t{1} : 0});
+  for (const InOut& buffer : buffers) digest = mix(digest, count_of(buffer));
   auto enqueue = [&nccl, form, factor = args.reduction.factor, buffers = std::move(buffers), count_of, call](
                      Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
@@ -128,7 +121,7 @@ NcclCalls reductions(const NcclLibrary& nccl, const CollectiveArgs& args, int si
       for (const InOut& each : buffers) in_pieces(form, each.in.data, each.out.data, count_of(each), one);
     });
   };
-  return {std::move(enqueue), digest.value()};
+  return {std::move(enqueue), digest};
 }
 
 struct Broadcast {
@@ -167,16 +160,18 @@ NcclCalls all_gather(const NcclLibrary& nccl, const ConstBuffer& in, const Buffe
   const auto enqueue = [&nccl, in, out](Comm comm, Stream stream) {
     nccl.all_gather(in.data, out.data, in.nbytes(), kBytes, comm, stream);
   };
-  return {enqueue, Digest().add(static_cast<std::uint64_t>(Kind::all_gather)).add(in.nbytes()).value()};
+  return {enqueue, digest_of({static_cast<std::uint64_t>(Kind::all_gather), in.nbytes()})};
 }
 
 /// What NCCL lacks, made of its sends and receives. What a rank sends itself may be in its place already.
 NcclCalls messages(const NcclLibrary& nccl, const CollectiveArgs& args, int rank, int size) {
   std::vector<PeerTransfer> transfers(static_cast<std::size_t>(size));
   plan_transfers(args, rank, transfers);
-  Digest peers;  // the ranks they connect do not depend on their lengths
-  peers.add(static_cast<std::uint64_t>(Kind::messages));
-  for (const PeerTransfer& to : transfers) peers.add((to.out_nbytes != 0 ? 1U : 0U) + (to.in_nbytes != 0 ? 2U : 0U));
+  // The ranks they connect do not depend on their lengths.
+  std::uint64_t peers = digest_of({static_cast<std::uint64_t>(Kind::messages)});
+  for (const PeerTransfer& to : transfers) {
+    peers = mix(peers, (to.out_nbytes != 0 ? 1U : 0U) + (to.in_nbytes != 0 ? 2U : 0U));
+  }
   auto enqueue = [&nccl, rank, transfers = std::move(transfers)](Comm comm, Stream stream) {
     grouped(nccl, [&] {
       int peer = 0;
@@ -188,7 +183,7 @@ NcclCalls messages(const NcclLibrary& nccl, const CollectiveArgs& args, int rank
       }
     });
   };
-  return {std::move(enqueue), peers.value()};
+  return {std::move(enqueue), peers};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "communicator/signature.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "transport/tags.h"
@@ -16,9 +17,7 @@ GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std:
       receives_(ranks_.size()) {
   // Members compare a digest of fixed length, because a rank that has passed another list may have passed one of
   // another length, and receives must have room for it.
-  std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a over the ranks
-  for (const int rank : ranks_) digest = (digest ^ static_cast<std::uint64_t>(rank)) * 0x100000001b3u;
-  own_.digest = digest;
+  for (const int rank : ranks_) own_.digest = mix(own_.digest, static_cast<std::uint64_t>(rank) + 1);
   // The array was zeroed, so a text that is cut still ends in a zero.
   std::copy_n(failure.begin(), std::min(failure.size(), own_.failure.size() - 1), own_.failure.begin());
 }

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "communicator/signature.h"
+
 namespace samestep {
 
 /// Numbers of the groups that are made from one group, for what knows groups by a number.
@@ -23,14 +25,8 @@ class GroupNumbers {
   std::uint64_t own() const { return own_; }
   /// Of the next group of `members`: a hash of 63 bits. Never that of a world.
   std::uint64_t next(std::span<const int> members) {
-    std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, by words
-    const auto mix = [&hash](std::uint64_t word) {
-      hash = (hash ^ word) * 0x100000001b3u;
-      hash ^= hash >> 29;
-    };
-    mix(own_);
-    mix(made_[{members.begin(), members.end()}]++);
-    for (const int member : members) mix(static_cast<std::uint64_t>(member) + 1);
+    std::uint64_t hash = mix(mix(0, own_), made_[{members.begin(), members.end()}]++);
+    for (const int member : members) hash = mix(hash, static_cast<std::uint64_t>(member) + 1);
     return hash | (1ull << 63);
   }
 
