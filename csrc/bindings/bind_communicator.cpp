@@ -12,6 +12,7 @@
 #include "communicator/communicator.h"
 #include "communicator/self_communicator.h"
 #include "core/error.h"
+#include "device/overlap.h"
 #include "jax/ranks_capsule.h"
 #include "kernels/isa.h"
 #include "os/exit_watchdog.h"
@@ -31,17 +32,6 @@ using Work_ = std::shared_ptr<PendingWork>;
 
 std::optional<BlockLengths> block_lengths(const Lengths& lengths) {
   return lengths ? std::optional(BlockLengths{lengths->first, lengths->second}) : std::nullopt;
-}
-
-/// Block `i` of `buffer`, with blocks of `nbytes`.
-const void* block(const ConstBuffer& buffer, int i, std::size_t nbytes) {
-  if (buffer.data == nullptr) return nullptr;
-  return static_cast<const std::byte*>(buffer.data) + static_cast<std::size_t>(i) * nbytes;
-}
-
-/// The beginning of `in` if `out` is this rank's block of it, which no other rank reads; else null.
-const void* aliased_input(const ConstBuffer& in, const Buffer& out, int rank) {
-  return out.data == block(in, rank, out.nbytes()) ? in.data : nullptr;
 }
 
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
@@ -74,15 +64,10 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   if (has_out && !out_is_compared) args.out = work.output(out, what, false, PendingWork::Order::row_major, ": out");
   if (has_in) args.in = work.input(x, what);
   if (has_out && out_is_compared) args.out = work.output(out, what, false, PendingWork::Order::row_major, ": out");
-  const void* own = nullptr;
-  // In place by blocks: the input may be this rank's own block of what is gathered, and the output its own block of
-  // what is scattered. Nobody else accesses that block, so no copy is needed.
-  if (args.type == CollectiveType::allgather || args.type == CollectiveType::gather) {
-    own = block(args.out, rank, args.in.nbytes());
-  } else if (args.type == CollectiveType::scatter || args.type == CollectiveType::reduce_scatter) {
-    own = aliased_input(args.in, args.out, rank);
+  // Nobody else accesses this rank's own block, so that in place no copy is needed. Counts have not been checked yet.
+  if (share_memory(args.in, args.out) && (has_counts(args.type) || overwrites_input(args, rank))) {
+    args.in = work.copy_of(args.in);
   }
-  args.in = work.copy_if_overlapping(args.in, args.out, own);
 }
 
 /// `converted_from`: the caller's array, whose dtype ranks compare, if the elements have been converted.

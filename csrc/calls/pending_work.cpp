@@ -135,11 +135,10 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
                                    ": x and out lie in device memory in different orders of their axes; pass an "
                                    "out with the strides of x (torch: torch.empty_like(x))"));
   }
-  return {copy_if_overlapping(in, to, to.data), to};
+  return {in.data == to.data || !share_memory(in, to) ? in : copy_of(in), to};
 }
 
-ConstBuffer PendingWork::copy_if_overlapping(ConstBuffer in, Buffer out, const void* own) {
-  if (in.data == own || !share_memory(in, out)) return in;
+ConstBuffer PendingWork::copy_of(ConstBuffer in) {
   auto staged = std::make_unique<Staged>(Staged{{}, std::vector<std::byte>(in.nbytes()), false});
   kernels::copy(staged->elements.data(), in.data, in.nbytes());
   in.data = staged->elements.data();

@@ -52,9 +52,8 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   /// The arrays of a collective that works in place if `out` is None or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what,
                Order order = Order::row_major);
-  /// `in`, or a copy of it if it overlaps `out`; no copy if `in` begins at `own`, where nothing is overwritten before
-  /// it is read.
-  ConstBuffer copy_if_overlapping(ConstBuffer in, Buffer out, const void* own = nullptr);
+  /// A copy, for an operation that would overwrite `in` before it has read it.
+  ConstBuffer copy_of(ConstBuffer in);
   /// The shape that ranks compare.
   Shape shape() const { return shape_; }
 
