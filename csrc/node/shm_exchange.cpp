@@ -118,8 +118,7 @@ bool ShmExchange::any_hidden() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     HeaderExchange::Bytes data = headers().data(sequence_, peer);
-    const bool hidden = is_vector_variant_ ? take<Sizes>(peer, data).hidden != 0 : take<Start>(peer, data).hidden;
-    any = any || hidden;
+    any = take<Start>(peer, data).hidden || any;
   }
   return any;
 }
@@ -136,8 +135,9 @@ void ShmExchange::post(std::uint64_t digest) {
   for (std::size_t peer = 0; peer < n_ranks; ++peer) {
     const PeerTransfer& transfer = transfers_[peer];
     std::vector<std::byte>& block = blocks[peer];
-    is_vector_variant_ ? append(block, Sizes{transfer.out_nbytes, transfer.in_nbytes, start_.hidden})
-                       : append(block, start_);
+    start_.out = transfer.out_nbytes;
+    start_.in = transfer.in_nbytes;
+    append(block, start_);
     if (is_long(transfer)) {
       append(block, Addresses{host.to_remote_address(transfer.out, transfer.out_nbytes),
                               host.to_remote_address(transfer.in, transfer.in_nbytes)});
@@ -162,11 +162,11 @@ T ShmExchange::take(int peer, HeaderExchange::Bytes& data) {
 }
 
 void ShmExchange::start_work() {
-  if (has_long_ && !is_vector_variant_ && rank() != 0) {
-    HeaderExchange::Bytes data = headers().data(sequence_, 0);
-    start_.path = take<Start>(0, data).path;
-  }
   if (has_long_ || is_vector_variant_) {
+    if (rank() != 0) {
+      HeaderExchange::Bytes data = headers().data(sequence_, 0);
+      start_.path = take<Start>(0, data).path;
+    }
     const bool hidden = any_hidden();
     via_cma_ = group_->peers->has_cma() && !hidden;
     chosen_ = start_.path;
@@ -181,19 +181,16 @@ void ShmExchange::start_work() {
 void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
   if (peer == rank()) return;  // see copy_local
   HeaderExchange::Bytes data = headers().data(sequence_, peer);
-  Start start{};
-  if (is_vector_variant_) {
-    const auto sizes = take<Sizes>(peer, data);
-    if (sizes.out != transfer.in_nbytes || sizes.in != transfer.out_nbytes) {
-      mismatch_ = str(describe(), ": rank ", peer, " sends ", sizes.out, " bytes where this rank expects ",
-                      transfer.in_nbytes, ", and expects ", sizes.in, " where this rank sends ", transfer.out_nbytes);
+  if (has_long_ || is_vector_variant_) {
+    const auto start = take<Start>(peer, data);
+    last_start_ = last_start_.later(start.start_time);
+    if (start.out != transfer.in_nbytes || start.in != transfer.out_nbytes) {
+      mismatch_ = str(describe(), ": rank ", peer, " sends ", start.out, " bytes where this rank expects ",
+                      transfer.in_nbytes, ", and expects ", start.in, " where this rank sends ", transfer.out_nbytes);
       // Thrown at the end and not here: other peers may be copying from and to this rank's buffers.
       transfers_[static_cast<std::size_t>(peer)] = {};  // neither rank waits for the other
       return;
     }
-  } else if (has_long_) {
-    start = take<Start>(peer, data);
-    last_start_ = last_start_.later(start.start_time);
   }
   const Addresses theirs = is_long(transfer) ? take<Addresses>(peer, data) : Addresses{};
   LocalPeers& host = *group_->peers;

@@ -35,16 +35,12 @@ class ShmExchange final : public PairwiseExchange {
  private:
   using Path = PathTuner::Path;
 
-  /// Posted to a peer in a `v` collective, whose sizes ranks need not agree on: bytes to send and to receive.
-  struct Sizes {
-    std::uint64_t out, in;
-    std::uint64_t hidden;  // as in Start, if not 0
-  };
-  /// Posted to all peers in other collectives, about the whole operation.
+  /// Posted to each peer.
   struct Start {
     Path path;    // that of rank 0 is used
     bool hidden;  // CMA must not be used: see LocalPeers::hides, or this has not been checked
     WrappingTimestamp start_time;
+    std::uint64_t out, in;  // bytes to send to the peer and to receive from it; in a `v` collective ranks may not agree
   };
   /// Posted to a peer for the long blocks between the two.
   struct Addresses {
@@ -94,7 +90,7 @@ class ShmExchange final : public PairwiseExchange {
   bool is_vector_variant_;
   bool can_stage_;
   std::size_t footprint_bytes_;  // bytes that all ranks together access, roughly
-  Start start_{Path::single_copy_split, false, {}};
+  Start start_{Path::single_copy_split, false, {}, 0, 0};
   Path chosen_ = Path::single_copy_split;  // by rank 0; another one may be used
   bool via_cma_ = false;                   // all ranks reach all blocks by CMA
   WrappingTimestamp last_start_;           // of all ranks, the latest
