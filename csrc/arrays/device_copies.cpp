@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -46,8 +47,9 @@ const std::shared_ptr<BufferPool>& memory_for_packing(GpuLibrary* gpu, int devic
   static auto& pools = *new std::map<std::pair<GpuLibrary*, int>, std::shared_ptr<BufferPool>>;
   const std::lock_guard lock(mutex);
   std::shared_ptr<BufferPool>& pool = pools[{gpu, device}];
-  const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), gpu);
-  if (pool == nullptr) pool = std::make_shared<BufferPool>(runtime, device, BufferPool::Kind::of_device);
+  if (pool == nullptr) {
+    pool = std::make_shared<BufferPool>(gpu->shared_from_this(), device, BufferPool::Kind::of_device);
+  }
   return pool;
 }
 
@@ -59,21 +61,6 @@ DeviceStream stream_of(GpuLibrary* gpu, const ArrayView& view) {
   return {gpu, device, view.stream == kNoStream ? 0 : view.stream};
 }
 
-/// What a stream has at the construction.
-class StreamEnd {
- public:
-  explicit StreamEnd(const DeviceStream& of) : of_(of) {
-    const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), of_.gpu);
-    event_ = std::make_unique<GpuEvent>(runtime, of_.device);
-    event_->record(reinterpret_cast<GpuLibrary::Stream>(of_.stream));
-  }
-  bool is_reached() const { return event_->is_complete(); }
-
- private:
-  DeviceStream of_;
-  std::unique_ptr<GpuEvent> event_;
-};
-
 [[noreturn]] void throw_late(const WaitLimit& limit) {
   const std::string& called = user_call();
   const std::string text = str("rank ", limit.group->rank(), ": ", called.empty() ? "a copy of arrays" : called,
@@ -84,8 +71,8 @@ class StreamEnd {
   std::rethrow_exception(error);
 }
 
-void await_end(const StreamEnd& end, const WaitLimit* limit) {
-  const auto is_reached = [&end] { return end.is_reached(); };
+void await_end(const GpuEvent& end, const WaitLimit* limit) {
+  const auto is_reached = [&end] { return end.is_complete(); };
   await(is_reached, [&](Seconds) {
     if (limit != nullptr && limit->deadline.passed() && !is_reached()) throw_late(*limit);
   });
@@ -98,13 +85,9 @@ bool order_streams_of(const ArrayView& later, const ArrayView& earlier) {
   if (gpu == nullptr) return true;
   const DeviceStream to = stream_of(gpu, later), from = stream_of(gpu, earlier);
   if (to == from) return true;
-  auto* const stream = reinterpret_cast<GpuLibrary::Stream>(to.stream);
-  auto* const before = reinterpret_cast<GpuLibrary::Stream>(from.stream);
-  const bool captured = gpu->is_capturing(stream, to.device);
-  if (gpu->is_capturing(before, from.device) != captured) return !captured;
-  const GpuEvent reached(std::shared_ptr<GpuLibrary>(std::shared_ptr<void>(), gpu), from.device);
-  reached.record(before);
-  reached.make_wait(stream);
+  const bool captured = gpu->is_capturing(reinterpret_cast<GpuLibrary::Stream>(to.stream), to.device);
+  if (gpu->is_capturing(reinterpret_cast<GpuLibrary::Stream>(from.stream), from.device) != captured) return !captured;
+  order_streams(*gpu, from.device, to.stream, from.stream);
   return true;
 }
 
@@ -119,8 +102,12 @@ void await_streams(std::span<ArrayView> arrays, const WaitLimit* limit) {
     refuse_capture("copy", *gpu, view.buffer());
     streams.push_back(used);
   }
-  std::vector<StreamEnd> ends(streams.begin(), streams.end());
-  for (const StreamEnd& end : ends) await_end(end, limit);
+  std::deque<GpuEvent> ends;
+  for (const DeviceStream& used : streams) {
+    ends.emplace_back(used.gpu->shared_from_this(), used.device)
+        .record(reinterpret_cast<GpuLibrary::Stream>(used.stream));
+  }
+  for (const GpuEvent& end : ends) await_end(end, limit);
 }
 
 void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
@@ -185,26 +172,13 @@ bool copy_on_device(const ArrayView& from, const ArrayView& to) {
   refuse_capture("copy", *gpu, from.buffer());
   refuse_capture("copy", *gpu, to.buffer());
   if (from.nbytes() == 0 || from.data == to.data) return true;
-  const auto begins_within = [](const ArrayView& one, const ArrayView& other) {
-    const auto at = reinterpret_cast<std::uintptr_t>(one.data), of = reinterpret_cast<std::uintptr_t>(other.data);
-    return at >= of && at < of + other.nbytes();
-  };
-  if (begins_within(from, to) || begins_within(to, from)) return false;
-  const int device = require_device("copy", *gpu, from.buffer());
-  if (device != require_device("copy", *gpu, to.buffer())) return false;
-  const OnDevice on(*gpu, device);
-  const auto stream_of = [](const ArrayView& view) {
-    return reinterpret_cast<GpuLibrary::Stream>(view.stream == kNoStream ? 0 : view.stream);
-  };
-  const auto follow = [&](GpuLibrary::Stream later, GpuLibrary::Stream earlier) {
-    if (later == earlier) return;
-    const GpuEvent reached({std::shared_ptr<void>(), gpu}, device);  // the runtime stays for the life of the process
-    reached.record(earlier);
-    reached.make_wait(later);
-  };
-  follow(stream_of(to), stream_of(from));
-  gpu->copy(to.data, from.data, from.nbytes(), stream_of(to));
-  follow(stream_of(from), stream_of(to));
+  if (share_memory(from.data, from.nbytes(), to.data, to.nbytes())) return false;
+  const DeviceStream before = stream_of(gpu, from), used = stream_of(gpu, to);
+  if (before.device != used.device) return false;
+  const OnDevice on(*gpu, used.device);
+  if (used != before) order_streams(*gpu, used.device, used.stream, before.stream);
+  gpu->copy(to.data, from.data, from.nbytes(), reinterpret_cast<GpuLibrary::Stream>(used.stream));
+  if (used != before) order_streams(*gpu, used.device, before.stream, used.stream);
   return true;
 }
 

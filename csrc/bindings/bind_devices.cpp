@@ -55,14 +55,11 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
           device};
 }
 
-/// Lets later work in `later` come after the work that `earlier` has so far; both are streams of `device`.
-void order_streams(const std::shared_ptr<GpuLibrary>& gpu, int device, StreamHandle later, StreamHandle earlier) {
+void order_uncaptured(GpuLibrary& gpu, int device, StreamHandle later, StreamHandle earlier) {
   for (const StreamHandle stream : {later, earlier}) {
-    refuse_capture("__dlpack__", *gpu, {nullptr, 0, DType::uint8, {gpu->kind(), device}, stream});
+    refuse_capture("__dlpack__", gpu, {nullptr, 0, DType::uint8, {gpu.kind(), device}, stream});
   }
-  const GpuEvent reached(gpu, device);
-  reached.record(reinterpret_cast<GpuLibrary::Stream>(earlier));
-  reached.make_wait(reinterpret_cast<GpuLibrary::Stream>(later));
+  order_streams(gpu, device, later, earlier);
 }
 
 using Comm = std::shared_ptr<Communicator>;
@@ -202,10 +199,9 @@ void bind_libraries(py::module_& m) {
             return reinterpret_cast<std::uintptr_t>(self.make_stream());
           },
           "device"_a, NoGil(), "A stream for the life of the process.")
-      .def("order_streams", &order_streams, "device"_a, "later"_a, "earlier"_a, NoGil(),
+      .def("order_streams", &order_uncaptured, "device"_a, "later"_a, "earlier"_a, NoGil(),
            "Lets later work in `later` come after the work that `earlier` has so far. UnavailableError if one of them "
-           "is "
-           "being captured.")
+           "is being captured.")
       .def("allocate", &allocate, "nbytes"_a, "device"_a);
   py::class_<DeviceMemory>(m, "DeviceMemory", "Memory of a device, freed with this object.")
       .def_property_readonly("address",

@@ -43,7 +43,7 @@ class GpuError : public Error {
 /// device. Calls that would be unsafe while a stream of the process is being captured are made in relaxed mode, so that
 /// they leave captures of others alone.
 /// Sources: CUDA Runtime API, CUDA Driver API, HIP Runtime API.
-class GpuLibrary {
+class GpuLibrary : public std::enable_shared_from_this<GpuLibrary> {
   /// A function of the runtime, whose name here lacks the prefix.
   template <class... Args>
   using Function = LibraryFunction<GpuLibrary, Args...>;

@@ -66,6 +66,13 @@ class GpuEvent {
   GpuLibrary::Event event_ = nullptr;
 };
 
+/// Lets later work in `later` come after what `earlier` has so far, a stream of `device`.
+inline void order_streams(GpuLibrary& gpu, int device, StreamHandle later, StreamHandle earlier) {
+  const GpuEvent reached(gpu.shared_from_this(), device);
+  reached.record(reinterpret_cast<GpuLibrary::Stream>(earlier));
+  reached.make_wait(reinterpret_cast<GpuLibrary::Stream>(later));
+}
+
 /// A pool of events of one device: to create one takes a call of the driver.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
