@@ -35,11 +35,10 @@ struct DataHandler {
 constexpr const char* kCapsule = "mem_handler";
 constexpr std::uint8_t kVersion = 1;
 constexpr std::string_view kName = "samestep_shared_arrays";
-constexpr unsigned kFirstWithHandlers = 0xf;  // PyArray_GetNDArrayCFeatureVersion() of NumPy 1.22
 
-enum Slot : std::size_t { kGetFeatureVersion = 211, kSetHandler = 304, kGetHandler = 305 };
+enum Slot : std::size_t { kSetHandler = 304, kGetHandler = 305 };
 
-/// The three functions that are needed of NumPy's table.
+/// What is needed of NumPy's table.
 struct DataMemory {
   PyObject* (*set_handler)(PyObject* handler);  // returns the one before
   PyObject* (*get_handler)();
@@ -48,8 +47,6 @@ struct DataMemory {
     const py::object capsule = py::detail::import_numpy_core_submodule("multiarray").attr("_ARRAY_API");
     auto** const table = static_cast<void**>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
     if (table == nullptr) throw py::error_already_set();
-    const auto version = reinterpret_cast<unsigned (*)()>(table[kGetFeatureVersion])();
-    if (version < kFirstWithHandlers) throw UnavailableError("shared_arrays=True needs NumPy 1.22 or newer");
     return {reinterpret_cast<PyObject* (*)(PyObject*)>(table[kSetHandler]),
             reinterpret_cast<PyObject* (*)()>(table[kGetHandler])};
   }

@@ -18,7 +18,7 @@ class NumpyMemory {
   /// Smaller blocks are left to the handler that was there before.
   static constexpr std::size_t kMinBytes = 64 << 10;
 
-  /// Installs the handler in the current context. Throws UnavailableError if this NumPy has no such interface.
+  /// Installs the handler in the current context. Throws UnavailableError if this NumPy has another interface.
   explicit NumpyMemory(std::shared_ptr<SharedHeap> heap);
 
   /// New arrays get their memory where they did before, in any context; the previous handler is back in the current
