@@ -21,9 +21,8 @@ SingleCopyReduction::SingleCopyReduction(const ReductionContext& task) : context
   n_blocks_ = task.type == CollectiveType::reduce_scatter ? size : 1;
   block_count_ = task.in.count / n_blocks_;
   chunk_count_ = chunk_elements(Thresholds::kChunkBytes, task.itemsize());
-  const bool has_several = task.in.count >= 2 * size * chunk_count_;
-  is_dynamic_ = has_several;
-  if (!has_several) {  // one chunk for each rank, always the same one, so that it stays in that CPU's cache
+  is_dynamic_ = task.in.count >= 2 * size * chunk_count_;
+  if (!is_dynamic_) {  // one chunk for each rank, always the same one, so that it stays in that CPU's cache
     // The smallest number of parts of each block for which all chunks together are a multiple of the ranks: for an
     // allreduce one chunk for each rank, for a reduce_scatter each rank's own block.
     const std::size_t parts = size / std::gcd(size, n_blocks_);
