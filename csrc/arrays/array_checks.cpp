@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/format.h"
 
-namespace samestep::sources {
+namespace samestep {
 
 namespace {
 
@@ -90,14 +90,10 @@ void check_strides(const ArrayView& view) {
 
 }  // namespace
 
-}  // namespace samestep::sources
-
-namespace samestep {
-
 std::optional<std::uint64_t> ArrayView::memory_order() const {
   if (contiguous) return 0;
   // Unaligned elements have no order either: a view with an order is used in place, which kernels cannot do there.
-  if (n_dims > kMaxOrderedDims || !sources::is_aligned(*this)) return std::nullopt;
+  if (n_dims > kMaxOrderedDims || !is_aligned(*this)) return std::nullopt;
   std::array<int, kMaxOrderedDims> axes{};
   std::size_t n = 0;
   for (int axis = 0; axis < n_dims; ++axis) {
@@ -117,9 +113,7 @@ std::optional<std::uint64_t> ArrayView::memory_order() const {
   return order;
 }
 
-}  // namespace samestep
-
-namespace samestep::sources {
+namespace sources {
 
 void require_dims(std::int64_t n_dims) {
   if (n_dims < 0) throw InvalidArgumentError(str("the array has ", n_dims, " dimensions, fewer than none"));
@@ -156,4 +150,6 @@ void measure(ArrayView& view) {
   view.contiguous = is_aligned(view);
 }
 
-}  // namespace samestep::sources
+}  // namespace sources
+
+}  // namespace samestep

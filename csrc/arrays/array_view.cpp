@@ -64,6 +64,9 @@ bool is_no_refusal(const py::error_already_set& error) {
   return !error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError);
 }
 
+// Its address also identifies arrays that own a plain reference; see `referenced`.
+void release_reference(void* held) { Py_DECREF(static_cast<PyObject*>(held)); }
+
 std::string prefixed(const char* what, const std::string& text, const char* argument = "") {
   return what ? str(what, argument, ": ", text) : text;
 }
@@ -93,11 +96,6 @@ ArrayView& ArrayView::operator=(const ArrayView& other) {
   stream = other.stream;
   return *this;
 }
-
-namespace {
-// Its address also identifies arrays that own a plain reference; see `referenced`.
-void release_reference(void* held) { Py_DECREF(static_cast<PyObject*>(held)); }
-}  // namespace
 
 void Array::own_reference(PyObject* object) noexcept {
   Py_INCREF(object);
