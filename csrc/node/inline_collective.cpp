@@ -54,10 +54,6 @@ void own_read_lines(ProgressEngine& engine, std::uint64_t sequence, std::size_t 
 void post_blocks(ProgressEngine& engine, std::uint64_t sequence, std::uint64_t digest, const CollectiveArgs& args) {
   const std::size_t nbytes = block_nbytes(engine, args);
   const auto size = static_cast<std::size_t>(engine.size());
-  if (size == 2) {  // one peer: no table is needed
-    return engine.header_exchange().post(
-        sequence, digest, {bytes(args.in.data) + static_cast<std::size_t>(1 - engine.rank()) * nbytes, nbytes});
-  }
   std::array<HeaderExchange::Bytes, kMaxInlineRanks> parts;
   for (std::size_t i = 0; i < size; ++i) parts[i] = {bytes(args.in.data) + i * nbytes, nbytes};
   engine.header_exchange().post_per_peer(sequence, digest, std::span(parts).first(size));

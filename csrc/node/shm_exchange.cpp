@@ -145,11 +145,7 @@ void ShmExchange::post(std::uint64_t digest) {
     if (is_inline(transfer.out_nbytes)) block.insert(block.end(), transfer.out, transfer.out + transfer.out_nbytes);
     parts[peer] = block;
   }
-  if (n_ranks == 2) {  // one peer: no table is needed
-    headers().post(sequence_, digest, parts[static_cast<std::size_t>(1 - rank())]);
-  } else {
-    headers().post_per_peer(sequence_, digest, parts);
-  }
+  headers().post_per_peer(sequence_, digest, parts);
 }
 
 template <class T>

@@ -118,6 +118,7 @@ void ShmHeaderExchange::post(std::uint64_t sequence, std::uint64_t digest, Bytes
 
 void ShmHeaderExchange::post_per_peer(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts,
                                       Bytes prefix) {
+  if (size_ == 2) return post(sequence, digest, parts[static_cast<std::size_t>(1 - rank_)], prefix);  // without a table
   const std::uint64_t number = n_blocks_;
   std::size_t together = parts.size() * (sizeof(ShmRegion::PeerBlock) + prefix.size());
   for (const Bytes& part : parts) together += part.size();
